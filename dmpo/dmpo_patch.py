@@ -1,0 +1,145 @@
+"""Installs DMPO into verl: the trainers, the Hydra group, and every replaced piece of verl in one place.
+
+Public hooks come first: trainers enter verl's registry (`register_trainer`), the loss goes through `set_loss_fn`, the
+Hydra group through Hydra's ConfigStore. Two things need more:
+
+- The trainers must be registered in the process that asks for them, after verl imported its own, and importing those
+  takes seconds; so they are registered when `verl.trainer.ppo.v1` is imported, by whatever imports it.
+- verl has no CPU platform: `dmpo.cpu` replaces functions through `replace` below.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from packaging.specifiers import SpecifierSet
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED_VERL = SpecifierSet(">=0.9.0,<0.10", prereleases=True)
+TRAINERS_MODULE = "verl.trainer.ppo.v1"
+
+# What our trainers build on: (module, attribute, parameters it must accept).
+_HOOKS = (
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._update_actor", ("batch", "metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._setup", ()),
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._balance_batch", ("batch", "metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", "register_trainer", ("name",)),
+    ("verl.workers.engine_workers", "ActorRolloutRefWorker.set_loss_fn", ("loss_fn",)),
+    ("verl.workers.utils.losses", "ppo_loss", ("config", "model_output", "data", "dp_group")),
+    ("verl.utils.seqlen_balancing", "calculate_workload", ()),
+    ("transfer_queue", "kv_batch_get", ("keys", "partition_id", "select_fields")),
+    ("transfer_queue", "kv_batch_put", ("keys", "partition_id", "fields")),
+)
+
+
+class UnsupportedVerlError(RuntimeError):
+    """The installed verl is not one that DMPO works with."""
+
+
+def check_verl() -> None:
+    """Check version and hooks of the installed verl.
+
+    Raises:
+        UnsupportedVerlError: names what is wrong and the versions that work.
+    """
+    import verl
+
+    if verl.__version__ not in SUPPORTED_VERL:
+        raise _unsupported(f"its version is {verl.__version__}")
+    for module_name, path, parameters in _HOOKS:
+        try:
+            target: Any = importlib.import_module(module_name)
+            for name in path.split("."):
+                target = getattr(target, name)
+        except (ImportError, AttributeError) as error:
+            raise _unsupported(f"{module_name}.{path} is missing ({error})") from error
+        missing = set(parameters) - set(inspect.signature(target).parameters)
+        if missing:
+            raise _unsupported(f"{module_name}.{path} lacks the parameters {', '.join(sorted(missing))}")
+
+
+def _unsupported(problem: str) -> UnsupportedVerlError:
+    return UnsupportedVerlError(
+        f"DMPO does not work with the installed verl: {problem}. It supports verl {SUPPORTED_VERL}; "
+        f"install one with `pip install 'verl{SUPPORTED_VERL}'`"
+    )
+
+
+def register_trainers() -> None:
+    """Register dmpo_sync, dmpo_colocate_async and dmpo_separate_async with verl; idempotent."""
+    from verl.trainer.ppo.v1 import register_trainer
+
+    from . import dmpo_trainer
+
+    register_trainer("dmpo_sync")(dmpo_trainer.DMPOTrainerSync)
+    register_trainer("dmpo_colocate_async")(dmpo_trainer.DMPOTrainerColocateAsync)
+    register_trainer("dmpo_separate_async")(dmpo_trainer.DMPOTrainerSeparateAsync)
+
+
+class _RegisterTrainersOnImport:
+    """Import hook: calls `register_trainers` once `verl.trainer.ppo.v1` has been executed."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != TRAINERS_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                try:
+                    register_trainers()
+                except Exception:
+                    # A run without DMPO must not fail for it. A DMPO run does: verl does not know its trainer then.
+                    logger.exception("The DMPO trainers are not available with this verl")
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def register_config_group(package: str) -> None:
+    """Offer the files of `config/presets` as the Hydra group `dmpo` to every Hydra application of this process.
+
+    `+dmpo=default` on verl's own command line then selects one. The files leave out what depends on the name that this
+    package was imported under: the `_target_` of `policy_loss`, and the callback that checks the configuration before
+    Ray starts.
+
+    Args:
+        package: the import name of this package, `dmpo` or `recipe.dmpo`.
+    """
+    targets = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"actor": {"policy_loss": {"_target_": f"{package}.config.DMPOPolicyLossConfig"}}},
+            "hydra": {"callbacks": {"dmpo": {"_target_": f"{package}.hydra_callback.ValidateOnStart"}}},
+        }
+    )
+    for file in sorted((config_dir() / "presets").glob("*.yaml")):
+        node = OmegaConf.merge(OmegaConf.load(file), targets)
+        ConfigStore.instance().store(group="dmpo", name=file.stem, node=node, package="_global_")
+
+
+def config_dir() -> Path:
+    """Folder of our Hydra files: in the package where it is installed, else the repository's `config`."""
+    installed = Path(__file__).parent / "hydra_conf"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "config"
+
+
+def install(package: str) -> None:
+    """Make trainers and Hydra group available in this process; idempotent and cheap."""
+    register_config_group(package)
+    if TRAINERS_MODULE in sys.modules:
+        register_trainers()
+    elif not any(isinstance(finder, _RegisterTrainersOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RegisterTrainersOnImport())

@@ -1,0 +1,251 @@
+"""Controller side of DMPO: whole groups per mini-batch, and group coefficients stored with the batch.
+
+Everything that touches verl's TransferQueue is in this file. The trainers override two methods of verl's `PPOTrainer`
+(verl/trainer/ppo/v1/trainer_base.py): `_setup`, to set the actor's loss, and `_update_actor`, which every V1 trainer
+calls once per batch, after advantages and before the optimizer steps. With any other loss mode they do nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
+from verl.utils.seqlen_balancing import calculate_workload
+
+from .config import DMPOPolicyLossConfig, is_dmpo, policy_loss_config, validate
+from .dealing import deal
+from .dmpo_core_algos import group_labels
+from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD
+from .dmpo_worker import install_loss
+from .groups import GroupStats, group_statistics
+
+_FIELDS = ["uid", "response_mask", "old_log_probs", "rm_scores", "advantages"]
+
+
+class DMPOTrainerMixin:
+    """Adds DMPO to one of verl's V1 trainers; see the module."""
+
+    # verl picks buffers and behaviour by comparing `trainer_mode` with its own names, so ours answer with those.
+    @property
+    def trainer_mode(self) -> str:
+        return self._trainer_mode.removeprefix("dmpo_")
+
+    @trainer_mode.setter
+    def trainer_mode(self, value: str) -> None:
+        self._trainer_mode = value
+
+    def __init__(self, config: DictConfig) -> None:
+        from .dmpo_patch import check_verl
+
+        check_verl()
+        validate(config)
+        super().__init__(config)
+        self._dmpo = policy_loss_config(config.actor_rollout_ref.actor.policy_loss) if is_dmpo(config) else None
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self._dmpo is not None:
+            install_loss(self.actor_rollout_wg, self.config.actor_rollout_ref.actor)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._dmpo is not None:
+            batch = self._deal_whole_groups(batch, metrics)
+        return super()._update_actor(batch, metrics)
+
+    def _deal_whole_groups(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Store the coefficients of every row, reorder the batch by whole groups, report `dmpo/*` metrics."""
+        actor = self.config.actor_rollout_ref.actor
+        mini_batch_rows = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS)
+        rows = Rollouts(data, padding=[tag.get("is_padding", False) for tag in batch.tags])
+        work = calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)).numpy()
+        plan = deal(
+            torch.where(rows.valid, rows.label, -1).numpy(),
+            work,
+            num_mini_batches=len(batch) // mini_batch_rows,
+            num_ranks=self._actor_dp_size(),
+        )
+        mini_batch = torch.from_numpy(plan.mini_batch)
+        stats = rows.statistics(self._dmpo, mini_batch)
+        beta = self._dmpo.beta_at(self.global_steps)
+        metrics.update(
+            step_metrics(
+                rows,
+                stats,
+                mini_batch,
+                beta,
+                settings=self._dmpo,
+                loss_agg_mode=actor.loss_agg_mode,
+                loss_scale_factor=actor.loss_scale_factor,
+            )
+        )
+        counts = (stats.group >= 0) & stats.counted[stats.group.clamp_min(0)] if len(stats.label) else stats.group >= 0
+        fields = {
+            COEF_FIELD: (beta * stats.coef).float(),
+            GROUP_FIELD: torch.where(counts, rows.label, -1),
+            LOG_TARGET_FIELD: stats.log_p.float(),
+        }
+        # Later steps must use the meta that this put returns, since an older one does not list the new fields; and a
+        # field that is stored for some of the keys only would be dropped.
+        stored = tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+        )
+        stored.extra_info.update(batch.extra_info or {})
+        stored.reorder(plan.order.tolist())
+        return stored
+
+    def _actor_dp_size(self) -> int:
+        """Data-parallel ranks that the batch is chunked over, as `PPOTrainer._balance_batch` finds them."""
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        return max(workers._dispatch_info["actor"]) + 1
+
+
+class DMPOTrainerSync(DMPOTrainerMixin, PPOTrainerSync):
+    """verl's synchronous trainer with DMPO; `trainer.v1.trainer_mode=dmpo_sync`."""
+
+
+class DMPOTrainerColocateAsync(DMPOTrainerMixin, PPOTrainerColocateAsync):
+    """verl's colocated asynchronous trainer with DMPO; `trainer.v1.trainer_mode=dmpo_colocate_async`."""
+
+
+class DMPOTrainerSeparateAsync(DMPOTrainerMixin, PPOTrainerSeparateAsync):
+    """verl's asynchronous trainer on separate devices with DMPO; `trainer.v1.trainer_mode=dmpo_separate_async`."""
+
+
+class Rollouts:
+    """What the group statistics need of a batch, one number per row, in float64.
+
+    Attributes:
+        names: (B,) prompt uids.
+        label: (B,) int64, equal for rows of one prompt.
+        valid: (B,) bool, rows that are not padding and have a token left in their response mask.
+        tokens: (B,) response tokens.
+        log_prob: (B,) sum of the old token log-probabilities in nats.
+        reward: (B,) sum of the token-level scores (before a KL penalty).
+        advantage: (B,) mean advantage of the response tokens.
+    """
+
+    def __init__(self, data: TensorDict, padding: list[bool]) -> None:
+        """Reads the fields uid, response_mask, old_log_probs, rm_scores and advantages, jagged or dense (B, T)."""
+        self.label, self.names = group_labels(data["uid"])
+        mask = _flat(data["response_mask"]).bool()
+        lengths = _row_lengths(data["response_mask"])
+
+        def row_sums(x: Tensor) -> Tensor:
+            return torch.segment_reduce(x.double(), "sum", lengths=lengths, unsafe=True, initial=0)
+
+        self.tokens = row_sums(mask)
+        at_least_one = self.tokens.clamp_min(1)
+        self.log_prob = row_sums(_flat(data["old_log_probs"]).masked_fill(~mask, 0))
+        self.advantage = row_sums(_flat(data["advantages"]).masked_fill(~mask, 0)) / at_least_one
+        self.reward = row_sums(_flat(data["rm_scores"]))
+        self.valid = (self.tokens > 0) & ~torch.tensor(padding, dtype=torch.bool)
+        self.max_length = int(lengths.max())
+
+    def statistics(self, settings: DMPOPolicyLossConfig, mini_batch: Tensor) -> GroupStats:
+        """Group statistics with coefficients normalised per mini-batch; a NaN or infinity raises with the uid."""
+        phi = self.log_prob if settings.dmpo_length_norm == "sum" else self.log_prob / self.tokens.clamp_min(1)
+        return group_statistics(
+            phi,
+            self.reward if settings.dmpo_target == "reward" else self.advantage,
+            self.label,
+            temperature=settings.dmpo_temperature,
+            policy_temperature=settings.dmpo_policy_temperature,
+            divergence=settings.divergence,
+            zero_signal=settings.zero_signal,
+            solved_score=settings.dmpo_solved_score,
+            valid=self.valid,
+            reward=self.reward,
+            mini_batch=mini_batch,
+            names=self.names,
+        )
+
+
+def step_metrics(
+    rows: Rollouts,
+    stats: GroupStats,
+    mini_batch: Tensor,
+    beta: float,
+    *,
+    settings: DMPOPolicyLossConfig,
+    loss_agg_mode: str,
+    loss_scale_factor: float | None = None,
+) -> dict[str, float]:
+    """`dmpo/*` metrics of one step, over the whole batch. See docs/metrics.md.
+
+    Figures that do not exist in a step (entropies where no group counts, the gradient ratio where every advantage is 0
+    or the mode has no base loss) are left out.
+    """
+    counted = stats.counted
+    metrics = {
+        "dmpo/loss": stats.loss,
+        "dmpo/beta": beta,
+        "dmpo/groups": len(counted),
+        "dmpo/active_groups": counted.sum(),
+        "dmpo/whole_group_frac": _whole_group_fraction(stats, mini_batch),
+    }
+    if len(counted):
+        metrics["dmpo/group_size_mean"] = stats.size.double().mean()
+    if counted.any():
+        for name in ("target_entropy", "policy_entropy", "target_ess", "forward_kl", "reverse_kl"):
+            metrics[f"dmpo/{name}"] = getattr(stats, name)[counted].mean()
+    if settings.mode.base:
+        weight = _row_weights(rows, mini_batch, loss_agg_mode, loss_scale_factor)
+        policy_gradient = -rows.advantage * weight
+        if settings.dmpo_length_norm == "sum":
+            policy_gradient = policy_gradient / rows.tokens.clamp_min(1)
+        matching = beta * stats.coef
+        norm, matching_norm = policy_gradient.norm(), matching.norm()
+        if norm > 0:
+            metrics["dmpo/pg_grad_ratio"] = matching_norm / norm
+            if matching_norm > 0:
+                metrics["dmpo/pg_grad_cos"] = (policy_gradient @ matching) / (norm * matching_norm)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _whole_group_fraction(stats: GroupStats, mini_batch: Tensor) -> float:
+    """Share of the rows of groups with two members or more whose whole group is in their mini-batch; 1 without any."""
+    member = stats.group >= 0
+    group = stats.group[member]
+    several = (stats.size >= 2)[group]
+    if not several.any():
+        return 1.0
+    pairs = torch.unique(torch.stack([group, mini_batch[member]]), dim=1)
+    whole = torch.bincount(pairs[0], minlength=len(stats.size)) == 1
+    return whole[group][several].double().mean().item()
+
+
+def _row_weights(rows: Rollouts, mini_batch: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:
+    """Weight (B,) of a row's mean token loss in its mini-batch, as verl's `agg_loss` has it."""
+    size = torch.bincount(mini_batch)[mini_batch]
+    if loss_agg_mode == "token-mean":
+        tokens = torch.zeros(int(mini_batch.max()) + 1, dtype=torch.float64).index_add_(0, mini_batch, rows.tokens)
+        return rows.tokens / tokens[mini_batch].clamp_min(1)
+    if loss_agg_mode == "token-sum":
+        return rows.tokens
+    if loss_agg_mode == "seq-mean-token-mean":
+        return (rows.tokens > 0) / size
+    if loss_agg_mode == "seq-mean-token-sum":
+        return rows.tokens / size
+    if loss_agg_mode == "seq-mean-token-sum-norm":
+        # verl's default scale is the padded length of the micro-batch; the batch's longest response stands for it.
+        return rows.tokens / size / (loss_scale_factor or rows.max_length)
+    raise ValueError(f"actor_rollout_ref.actor.loss_agg_mode: unknown mode {loss_agg_mode!r}")
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Values of a jagged (B, *) or dense (B, T) tensor, row after row."""
+    return x.values() if x.is_nested else x.reshape(-1)
+
+
+def _row_lengths(x: Tensor) -> Tensor:
+    """(B,) int64 length of each row in `_flat(x)`."""
+    return x.offsets().diff() if x.is_nested else torch.full((x.shape[0],), x.shape[1], dtype=torch.int64)
