@@ -7,8 +7,7 @@ as `actor_rollout_ref.actor.policy_loss._target_`, so verl builds it wherever it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -155,10 +154,10 @@ def policy_loss_config(policy_loss: Any) -> DMPOPolicyLossConfig:
     if isinstance(policy_loss, DictConfig):
         policy_loss = OmegaConf.to_container(policy_loss, resolve=True)
     known = {f.name for f in fields(DMPOPolicyLossConfig)} - {"_target_", "rollout_correction"}
-    if isinstance(policy_loss, Mapping):
-        values = {name: policy_loss[name] for name in known if name in policy_loss}
-    else:
+    if is_dataclass(policy_loss):  # verl's dataclasses are mappings too, but raise on a key that they lack
         values = {name: getattr(policy_loss, name) for name in known if hasattr(policy_loss, name)}
+    else:
+        values = {name: policy_loss[name] for name in known if name in policy_loss}
     return DMPOPolicyLossConfig(**values)
 
 
