@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Cells this close to the mean are even enough: what is left is below the noise of a training step.
-_EVEN = 1.002
-_MAX_SWAPS = 64
+_SWAPS_PER_RANK = 16
 
 
 class Deal(NamedTuple):
@@ -149,25 +147,32 @@ def _rows_to_ranks(work: np.ndarray, num_ranks: int) -> np.ndarray:
         rank = np.argsort(load, axis=1, kind="stable")
         cell[batch[:, None], rank, i] = position
         load[batch[:, None], rank] += work[:, position]
-    if num_ranks == 1:
-        return cell
-    for _ in range(_MAX_SWAPS):
-        high, low = load.argmax(1), load.argmin(1)
-        if (load[batch, high] <= _EVEN * load.mean(1)).all():
-            break
-        # Swap the pair of rows that brings the fullest and the emptiest rank closest together.
-        gap = load[batch, high] - load[batch, low]
-        high_work = np.take_along_axis(work, cell[batch, high], 1)
-        low_work = np.take_along_axis(work, cell[batch, low], 1)
-        moved = high_work[:, :, None] - low_work[:, None, :]
-        best = np.abs(moved - gap[:, None, None] / 2).reshape(num_mini_batches, -1).argmin(1)
-        i, j = best // per_rank, best % per_rank
-        amount = moved[batch, i, j]
-        useful = (amount > 0) & (amount < gap)
-        if not useful.any():
-            break
-        b, h, lo, i, j = batch[useful], high[useful], low[useful], i[useful], j[useful]
-        cell[b, h, i], cell[b, lo, j] = cell[b, lo, j], cell[b, h, i]
-        load[b, h] -= amount[useful]
-        load[b, lo] += amount[useful]
+    for m in range(num_mini_batches if num_ranks > 1 else 0):
+        _even_out(work[m], cell[m], load[m])
     return cell
+
+
+def _even_out(work: np.ndarray, cell: np.ndarray, load: np.ndarray) -> None:
+    """Swap rows between the fullest and the emptiest rank of a mini-batch until they are even; in place.
+
+    Args:
+        work: (M,); cell: (R, M/R) positions in `work`; load: (R,) sums of `work` over `cell`.
+    """
+    for _ in range(_SWAPS_PER_RANK * len(load)):
+        high, low = int(load.argmax()), int(load.argmin())
+        gap = load[high] - load[low]
+        # For each row of the fullest rank, the row of the emptiest one that would bring the two closest together.
+        by_work = np.argsort(work[cell[low]])
+        low_work = work[cell[low]][by_work]
+        wanted = work[cell[high]] - gap / 2
+        right = np.searchsorted(low_work, wanted).clip(1, len(low_work) - 1) if len(low_work) > 1 else np.zeros(1, int)
+        left = (right - 1).clip(0)
+        nearest = np.where(np.abs(low_work[left] - wanted) <= np.abs(low_work[right] - wanted), left, right)
+        i = int(np.abs(low_work[nearest] - wanted).argmin())
+        j = int(by_work[nearest[i]])
+        moved = work[cell[high, i]] - work[cell[low, j]]
+        if not 0 < moved < gap:
+            return
+        cell[high, i], cell[low, j] = cell[low, j], cell[high, i]
+        load[high] -= moved
+        load[low] += moved
