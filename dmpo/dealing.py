@@ -153,26 +153,33 @@ def _rows_to_ranks(work: np.ndarray, num_ranks: int) -> np.ndarray:
 
 
 def _even_out(work: np.ndarray, cell: np.ndarray, load: np.ndarray) -> None:
-    """Swap rows between the fullest and the emptiest rank of a mini-batch until they are even; in place.
+    """Swap rows of the fullest rank of a mini-batch with rows of emptier ones while that helps; in place.
 
     Args:
         work: (M,); cell: (R, M/R) positions in `work`; load: (R,) sums of `work` over `cell`.
     """
     for _ in range(_SWAPS_PER_RANK * len(load)):
-        high, low = int(load.argmax()), int(load.argmin())
-        gap = load[high] - load[low]
-        # For each row of the fullest rank, the row of the emptiest one that would bring the two closest together.
-        by_work = np.argsort(work[cell[low]])
-        low_work = work[cell[low]][by_work]
-        wanted = work[cell[high]] - gap / 2
-        right = np.searchsorted(low_work, wanted).clip(1, len(low_work) - 1) if len(low_work) > 1 else np.zeros(1, int)
-        left = (right - 1).clip(0)
-        nearest = np.where(np.abs(low_work[left] - wanted) <= np.abs(low_work[right] - wanted), left, right)
-        i = int(np.abs(low_work[nearest] - wanted).argmin())
-        j = int(by_work[nearest[i]])
-        moved = work[cell[high, i]] - work[cell[low, j]]
-        if not 0 < moved < gap:
+        rank = np.argsort(load)
+        high = rank[-1]
+        for low in rank[:-1]:
+            i, j, moved = _best_swap(work[cell[high]], work[cell[low]], load[high] - load[low])
+            if 0 < moved < load[high] - load[low]:
+                break
+        else:
             return
         cell[high, i], cell[low, j] = cell[low, j], cell[high, i]
         load[high] -= moved
         load[low] += moved
+
+
+def _best_swap(high: np.ndarray, low: np.ndarray, gap: float) -> tuple[int, int, float]:
+    """Positions of the pair, one of each, whose swap brings two ranks that differ by `gap` closest, and what moves."""
+    by_work = np.argsort(low)
+    ordered = low[by_work]
+    wanted = high - gap / 2
+    right = np.searchsorted(ordered, wanted).clip(max=len(low) - 1)
+    left = (right - 1).clip(0)
+    nearest = np.where(np.abs(ordered[left] - wanted) <= np.abs(ordered[right] - wanted), left, right)
+    i = int(np.abs(ordered[nearest] - wanted).argmin())
+    j = int(by_work[nearest[i]])
+    return i, j, high[i] - low[j]

@@ -1,10 +1,11 @@
 """Token balance and time of dealing whole groups to mini-batches and ranks, beside verl's own balancing.
 
 verl balances single rollouts over the ranks of the whole batch and then slices each rank's chunk into mini-batches;
-ours deals whole prompts to mini-batches and balances the ranks inside each. Lengths are lognormal, cut at 8,192 response
-tokens, with 150 prompt tokens. Columns: max over mean of a mini-batch's tokens per rank, averaged over mini-batches; the
-sum over mini-batches of the slowest rank's tokens, ours over verl's; share of rollouts whose group is whole in its
-mini-batch; and seconds on this machine (compare within one run).
+ours deals whole prompts to mini-batches and balances the ranks inside each. Lengths are lognormal, cut at 8,192
+response tokens, with 150 prompt tokens. Columns: max over mean of a mini-batch's tokens per rank, averaged over
+mini-batches; the sum over mini-batches of the slowest rank's tokens, ours over verl's; share of rollouts whose group is
+whole in its mini-batch; and seconds on this machine (compare within one run; verl's function gets a tensor, as from its
+trainer).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def measure(prompts: int, n: int, mini_batches: int, ranks: int, median: float, 
     rng = np.random.default_rng(seed)
     length = np.minimum(rng.lognormal(np.log(median), sigma, prompts * n), 8192).astype(int) + 150
     group = rng.permutation(np.repeat(np.arange(prompts), n))
-    work = calculate_workload(torch.from_numpy(length)).numpy()
+    workload = calculate_workload(torch.from_numpy(length))
     start = time.perf_counter()
-    ours = deal(group, work, mini_batches, ranks).order
+    ours = deal(group, workload.numpy(), mini_batches, ranks).order
     our_time = time.perf_counter() - start
     start = time.perf_counter()
-    theirs = np.concatenate(get_seqlen_balanced_partitions(work.tolist(), ranks, equal_size=True))
+    theirs = np.concatenate(get_seqlen_balanced_partitions(workload, ranks, equal_size=True))
     their_time = time.perf_counter() - start
 
     def figures(order: np.ndarray) -> tuple[float, int, float]:
@@ -53,7 +54,7 @@ def main() -> None:
     if args.large:
         shapes += [(2048, 8, 4, 8), (2048, 8, 16, 64)]
     print(
-        "| prompts x n | mini-batches | ranks | lengths | max/mean ours | verl | slowest ours/verl | whole ours | verl |"
+        "| prompts x n | mini-batches | ranks | lengths | max/mean | verl | slowest ours/verl | whole groups | verl |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     seconds = []
