@@ -28,6 +28,7 @@ def load_plugin_in_workers(config: DictConfig) -> None:
         modules.append(f"{__package__}.plugin")
     key = f"ray_kwargs.ray_init.runtime_env.env_vars.{_MODULES}"
     OmegaConf.update(config, key, ",".join(modules), force_add=True)
+    OmegaConf.resolve(config.ray_kwargs)  # verl passes nested values on to Ray as they are
 
 
 @hydra.main(config_path=str(config_dir()), config_name="dmpo_trainer", version_base=None)
