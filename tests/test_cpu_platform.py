@@ -31,6 +31,10 @@ if registered:
     initialize_global_process_group_ray(timeout_second=None)
     seen["backend"] = torch.distributed.get_backend()
 
+    import inspect
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+    seen["poll_interval"] = inspect.signature(ReplayBufferAsync).parameters["poll_interval"].default
+
     from verl.workers.engine import EngineRegistry
     seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
     try:
@@ -90,6 +94,10 @@ def test_process_group_is_gloo(seen):
     assert seen["backend"] == "gloo"
 
 
+def test_rollouts_are_awaited_in_fractions_of_a_second(seen):
+    assert seen["poll_interval"] == 0.2
+
+
 def test_fsdp2_engine_is_found_and_fsdp1_refused(seen):
     assert seen["engine"] == "FSDPEngineWithLMHead"
     assert "cpu" in seen["fsdp1"]
@@ -108,12 +116,9 @@ def test_install_without_the_variable_does_not_import_verl(monkeypatch):
 @pytest.mark.parametrize(
     ("patch", "name", "changed"),
     [
-        (patches._gloo_alone, "initialize_global_process_group_ray", lambda backend=None: None),
-        (
-            patches._gloo_alone,
-            "initialize_global_process_group_ray",
-            lambda timeout_second=1, backend="nccl": None,
-        ),
+        (patches._gloo_alone, "initialize_global_process_group_ray", lambda timeout_second=None: None),
+        (patches._gloo_alone, "initialize_global_process_group_ray", lambda backend="nccl": None),
+        (patches._poll_often, "ReplayBuffer", type("ReplayBuffer", (), {"__init__": lambda self, poll=2.0: None})),
         (patches._plain_linear, "dispatch_cpu_unquantized_gemm", lambda layer: None),
         (patches._fsdp_on_cpu, "EngineRegistry", types.SimpleNamespace(register=lambda device: None)),
         (
@@ -127,6 +132,16 @@ def test_code_that_moved_on_is_one_clear_error(patch, name, changed):
     module = types.SimpleNamespace(FSDPEngineWithLMHead=object, **{name: changed})
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu does not fit .* Install verl 0\.9\.0 or 0\.9\.1"):
         patch(module)
+
+
+def test_changed_default_leaves_the_others_alone():
+    def function(first, second=1, third=2.0, fourth=None):
+        return first, second, third, fourth
+
+    patches._set_default(function, "third", 2.0, 0.5)
+    patches._set_default(function, "third", 2.0, 0.5)
+    assert function(0) == (0, 1, 0.5, None)
+    assert function(0, 3, 4, 5) == (0, 3, 4, 5)
 
 
 def test_random_state_is_restored():

@@ -75,13 +75,17 @@ def _gloo_alone(module: ModuleType) -> None:
     """Let `initialize_global_process_group_ray` default to plain gloo.
 
     verl builds the backend "cpu:gloo,<device>:<backend>", here "cpu:gloo,cpu:gloo", which torch refuses because it
-    names a device twice. A changed default reaches every module that has already imported the function by name.
+    names a device twice.
     """
-    function = module.initialize_global_process_group_ray
-    _check_parameters(function, "timeout_second", "backend")
-    if function.__defaults__ not in ((None, None), (None, "gloo")):
-        raise _moved_on(f"{function.__qualname__} has the defaults {function.__defaults__}")
-    function.__defaults__ = (None, "gloo")
+    _set_default(module.initialize_global_process_group_ray, "backend", None, "gloo")
+
+
+def _poll_often(module: ModuleType) -> None:
+    """Let `ReplayBuffer` look for finished rollouts five times a second.
+
+    verl looks every 2 s, which is as long as a step of a toy model takes, and has no setting for it.
+    """
+    _set_default(module.ReplayBuffer.__init__, "poll_interval", 2.0, 0.2)
 
 
 def _fsdp_on_cpu(module: ModuleType) -> None:
@@ -123,9 +127,20 @@ def _plain_linear(module: ModuleType) -> None:
 
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.distributed": _gloo_alone,
+    "verl.trainer.ppo.v1.replay_buffer": _poll_often,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp_on_cpu,
     "vllm.model_executor.layers.utils": _plain_linear,
 }
+
+
+def _set_default(function: Callable, name: str, old: object, new: object) -> None:
+    """Change a parameter's default from `old` to `new`, also for modules that imported the function by name."""
+    parameters = inspect.signature(function).parameters
+    if name not in parameters or parameters[name].default not in (old, new):
+        raise _moved_on(f"{function.__qualname__} has no parameter {name} with the default {old}")
+    defaults = [parameter.default for parameter in parameters.values() if parameter.default is not parameter.empty]
+    defaults[list(parameters).index(name) - len(parameters)] = new
+    function.__defaults__ = tuple(defaults)
 
 
 def _check_parameters(function: Callable, *names: str) -> None:
