@@ -1,0 +1,147 @@
+"""Runs verl in a process of its own: progress on the terminal, one log, resumption, nothing left running behind it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tqdm import tqdm
+
+# Set in the environment of a run and inherited by all that it starts, Ray's and vLLM's processes included.
+_MARK = "DMPO_TRAINING_RUN"
+
+
+class TrainingFailed(RuntimeError):
+    """verl ended with an error; the message has the end of its log and says where all of it is."""
+
+
+def quoted(path: Path | str) -> str:
+    """A path as Hydra's override grammar wants it, whatever characters it has."""
+    return "'" + str(path).replace("'", r"\'") + "'"
+
+
+def checkpointed_step(folder: Path) -> int:
+    """The step of the last checkpoint of the run in `folder`, 0 without one."""
+    tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(tracker.read_text()) if tracker.exists() else 0
+
+
+def metrics(folder: Path) -> dict[int, dict[str, Any]]:
+    """verl's metrics of the run in `folder` by step; where an attempt repeats steps of an earlier one, its own."""
+    steps: dict[int, dict[str, Any]] = {}
+    for file in sorted(folder.glob("metrics-*.jsonl"), key=_first_step):
+        steps.update(_read_metrics(file))
+    return steps
+
+
+def _first_step(file: Path) -> int:
+    return int(file.stem.split("-")[1])
+
+
+def _read_metrics(file: Path) -> dict[int, dict[str, Any]]:
+    steps: dict[int, dict[str, Any]] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):  # a line that is being written, or never was to its end
+            entry = json.loads(line)
+            steps.setdefault(entry["step"], {}).update(entry["data"])
+    return steps
+
+
+def train(folder: Path, steps: int, overrides: list[str], title: str) -> None:
+    """Train to step `steps`, from the last checkpoint in `folder` if there is one.
+
+    Args:
+        folder: of this run alone: checkpoints, log.txt, metrics-*.jsonl and Hydra's files.
+        steps: training steps in all.
+        overrides: Hydra overrides on top of `dmpo_cpu`.
+        title: shown with the progress.
+
+    Raises:
+        TrainingFailed: verl ended with an error.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    start = checkpointed_step(folder)
+    # verl empties the file that it logs to, so each attempt gets its own.
+    metrics_file = folder / f"metrics-{start}.jsonl"
+    metrics_file.unlink(missing_ok=True)
+    log = folder / "log.txt"
+    root = __package__.rpartition(".")[0]  # "dmpo", or "recipe.dmpo" where it is mounted
+    command = [
+        *(sys.executable, "-m", f"{root}.main_dmpo", "--config-name", "dmpo_cpu"),
+        f"trainer.total_training_steps={steps}",
+        f"trainer.default_local_dir={quoted(folder / 'checkpoints')}",
+        "trainer.logger=[console,file]",
+        f"hydra.run.dir={quoted(folder / 'hydra')}",
+        *overrides,
+    ]
+    env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_file), _MARK: str(folder)}
+
+    with log.open("ab") as output, _progress(title, steps, start) as show:
+        # In a session of its own, so that Ctrl-C reaches us alone and we can end the run in order.
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                time.sleep(0.5)
+                show(_read_metrics(metrics_file))
+        finally:
+            stop(folder)
+            process.wait()
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise TrainingFailed(f"{tail}\n\nverl ended with exit code {process.returncode}; all of its output: {log}")
+
+
+def stop(folder: Path, patience: float = 10.0) -> None:
+    """End every process of the run in `folder`; those that do not end within `patience` seconds are killed."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the rest running
+    try:
+        running = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == str(folder):
+                    process.terminate()
+                    running.append(process)
+        _, stubborn = psutil.wait_procs(running, timeout=patience)
+        for process in stubborn:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(stubborn, timeout=patience)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+@contextlib.contextmanager
+def _progress(title: str, steps: int, start: int) -> Iterator[Callable[[dict[int, dict[str, Any]]], None]]:
+    """A bar over the training steps, and the function that moves it on, given verl's metrics by step."""
+    terminal = sys.stderr.isatty()
+    layout = "{desc}: {n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}{postfix}"
+    # Into a file, a line every half minute is enough.
+    with tqdm(total=steps, initial=start, desc=title, mininterval=0.1 if terminal else 30, bar_format=layout) as bar:
+        bar.set_postfix_str("starting Ray and vLLM, about a minute")
+        first: tuple[float, int] | None = None
+
+        def show(done: dict[int, dict[str, Any]]) -> None:
+            nonlocal first
+            last = max(done, default=start)
+            if last > bar.n:
+                now = time.monotonic()
+                first = first or (now, last)
+                status = f"reward {done[last].get('critic/score/mean', float('nan')):.2f}"
+                if last > first[1]:
+                    left = (now - first[0]) / (last - first[1]) * (steps - last)
+                    status += f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+                bar.set_postfix_str(status, refresh=False)
+                bar.update(last - bar.n)
+            elif terminal:
+                bar.refresh()  # the clock
+
+        yield show
