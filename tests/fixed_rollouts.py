@@ -1,0 +1,29 @@
+"""An agent loop whose responses are the same in every run: they depend on the prompt and the session alone.
+
+vLLM's samples depend on the number of servers, so runs with one rank and with two could not be compared otherwise.
+"""
+
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class FixedRollouts(SingleTurnAgentLoop):
+    """Answers N with "s+(N-s)" in session s: right where N - s is a digit, of other length where it is not."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        number, session = int(kwargs["reward_model"]["ground_truth"]), int(kwargs["session_id"])
+        text = f"{session}+{number - session}"
+        response_ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        step = int(kwargs["global_steps"])
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=response_ids,
+            response_mask=[1] * len(response_ids),
+            response_logprobs=[-1.0] * len(response_ids),
+            num_turns=2,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"turn_scores": [], "tool_rewards": [], "min_global_steps": step, "max_global_steps": step},
+        )
