@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from . import toy_task
 
@@ -114,16 +115,18 @@ def warm_start(path: Path, seed: int = 0, accuracy: float = 0.25, rarest: float 
         RuntimeError: not reached within `max_steps`.
     """
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # so small a model gains nothing from more, and on a busy machine they wait for each other
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     every = Answers(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     weight = 0.8 * every.right / every.right.sum(-1, keepdim=True) + 0.2 / 100
 
-    for step in (bar := tqdm(range(max_steps + 1), desc="warm start", unit="step")):
+    title = f"warm start until {accuracy:.0%} right"
+    for step in (bar := tqdm(range(max_steps + 1), title, bar_format="{desc}: {n_fmt} steps, {elapsed}{postfix}")):
         if step % 20 == 0:
             right, least = every.measure(model)
-            bar.set_postfix(right=f"{right:.0%}", rarest=f"{least:.1e}")
+            bar.set_postfix_str(f"{right:.0%} right")
             if right >= accuracy and least >= rarest:
                 bar.close()
                 break
@@ -137,5 +140,6 @@ def warm_start(path: Path, seed: int = 0, accuracy: float = 0.25, rarest: float 
         raise RuntimeError(
             f"warm start: {right:.0%} right after {max_steps} steps, wanted {accuracy:.0%}; try another --seed"
         )
+    disable_progress_bar()  # of saving
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -104,19 +104,30 @@ def stop(folder: Path, patience: float = 10.0) -> None:
     """End every process of the run in `folder`; those that do not end within `patience` seconds are killed."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the rest running
     try:
-        running = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == str(folder):
+        for _ in range(5):  # what is ending may still start something
+            running = _processes(folder)
+            if not running:
+                break
+            for process in running:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.terminate()
-                    running.append(process)
-        _, stubborn = psutil.wait_procs(running, timeout=patience)
-        for process in stubborn:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(stubborn, timeout=patience)
+            for process in psutil.wait_procs(running, timeout=patience)[1]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
     finally:
         signal.signal(signal.SIGINT, interrupt)
+
+
+def _processes(folder: Path) -> list[psutil.Process]:
+    """All living processes that the run in `folder` started, directly or not."""
+    mark = f"{_MARK}={folder}\0".encode()
+    found = []
+    for process in psutil.process_iter():
+        # Not `process.environ()`: it reads to the first gap, and Ray's processes leave one when they change their title.
+        with contextlib.suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 @contextlib.contextmanager
