@@ -123,7 +123,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
     mark = f"{_MARK}={folder}\0".encode()
     found = []
     for process in psutil.process_iter():
-        # Not `process.environ()`: it reads to the first gap, and Ray's processes leave one when they change their title.
+        # Not `process.environ()`: it reads to the first gap, and Ray's processes leave one when they change title.
         with contextlib.suppress(OSError, psutil.Error):
             if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
