@@ -10,9 +10,12 @@ import os
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
+
+from . import plugin  # noqa: F401  before verl, which loads the plugin under its installed name if it finds none
+
+# isort: split
 from verl.trainer import main_ppo
 
-from . import plugin  # noqa: F401
 from .dmpo_patch import config_dir
 
 _MODULES = "VERL_USE_EXTERNAL_MODULES"

@@ -6,6 +6,11 @@ swallows the errors of entry points.
 """
 
 import os
+import sys
+
+# Installed and mounted as a recipe at once, this package has two names. The first to be loaded serves the process.
+if twins := [name for name in sys.modules if name.endswith("dmpo.plugin") and name != __name__]:
+    raise ImportError(f"{__name__} is not loaded: {twins[0]}, the same plugin under another name, is already")
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     from . import cpu

@@ -64,7 +64,8 @@ IN_A_RAY_WORKER = """
         from verl.trainer.ppo.v1 import get_trainer_cls
         trainers = {name: get_trainer_cls(name).__module__
                     for name in ("dmpo_sync", "dmpo_colocate_async", "dmpo_separate_async", "sync")}
-        return modes, trainers, light, [name for name in ("dmpo", "recipe.dmpo") if name in sys.modules]
+        packages = [name for name in ("dmpo", "recipe.dmpo") if f"{name}.dmpo_core_algos" in sys.modules]
+        return modes, trainers, light, packages
 
     ray.init(num_cpus=1, include_dashboard=False, runtime_env=ENV)
     modes, trainers, light, packages = ray.get(look.remote())
@@ -81,16 +82,22 @@ def test_losses_and_trainers_are_there_in_a_ray_worker_after_pip_install():
     succeed('PACKAGE, ENV = "dmpo", {}\n' + textwrap.dedent(IN_A_RAY_WORKER))
 
 
-def test_losses_and_trainers_are_there_in_a_ray_worker_when_mounted(mount):
-    """As `recipe.dmpo`, without the entry point and without `dmpo` on the path."""
-    env = '{"env_vars": {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "recipe.dmpo.plugin"}}'
+@pytest.mark.parametrize("installed", [False, True])
+def test_losses_and_trainers_are_there_in_a_ray_worker_when_mounted(mount, installed):
+    """As `recipe.dmpo`, where verl finds no installed plugin and where it finds one."""
+    env = {
+        "VERL_USE_EXTERNAL_MODULES": "recipe.dmpo.plugin",
+        "VERL_USE_EXTERNAL_PLUGINS": "auto" if installed else "none",
+    }
+    env = {"env_vars": env}
     code = f'PACKAGE, ENV = "recipe.dmpo", {env}\n' + textwrap.dedent(IN_A_RAY_WORKER)
     succeed(code, cwd=mount, PYTHONPATH=str(mount))
 
 
-def test_mounted_entry_point_composes_its_configuration(mount):
+@pytest.mark.parametrize("installed", [False, True])
+def test_mounted_entry_point_composes_its_configuration(mount, installed):
     args = ["-m", "recipe.dmpo.main_dmpo", "--cfg", "job"]
-    output = succeed(args, cwd=mount, VERL_USE_EXTERNAL_PLUGINS="none")
+    output = succeed(args, cwd=mount, VERL_USE_EXTERNAL_PLUGINS="auto" if installed else "none")
     assert "_target_: recipe.dmpo.config.DMPOPolicyLossConfig" in output
     assert "_target_: dmpo." not in output
 
