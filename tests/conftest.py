@@ -3,6 +3,7 @@ import warnings
 from collections import Counter
 
 import pytest
+import ray
 import torch
 
 # verl warns once for each engine that this machine has no packages for.
@@ -16,6 +17,18 @@ _left_out: Counter[str] = Counter()
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def start_ray(**options) -> None:
+    """`ray.init`, again where the node did not come up in the 30 seconds that Ray gives it: a busy machine."""
+    for attempt in range(3):
+        try:
+            ray.init(include_dashboard=False, configure_logging=False, **options)
+            return
+        except Exception as error:
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

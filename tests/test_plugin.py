@@ -67,7 +67,14 @@ IN_A_RAY_WORKER = """
         packages = [name for name in ("dmpo", "recipe.dmpo") if f"{name}.dmpo_core_algos" in sys.modules]
         return modes, trainers, light, packages
 
-    ray.init(num_cpus=1, include_dashboard=False, runtime_env=ENV)
+    for attempt in range(3):
+        try:
+            ray.init(num_cpus=1, include_dashboard=False, runtime_env=ENV)
+            break
+        except Exception as error:  # Ray gives a node 30 seconds to come up: too few on a busy machine
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
     modes, trainers, light, packages = ray.get(look.remote())
     ray.shutdown()
     assert set(modes.values()) == {f"{PACKAGE}.dmpo_core_algos"} and len(modes) == 9, modes

@@ -27,6 +27,7 @@ from dmpo.dmpo_trainer import Rollouts, step_metrics
 from dmpo.groups import NonFiniteGroupError, sequence_scores
 
 from . import reference
+from .conftest import start_ray
 from .test_config import LOSS, run_config
 
 register_trainers()
@@ -36,7 +37,7 @@ N = 4  # rollouts per prompt
 
 @pytest.fixture(scope="module", autouse=True)
 def transfer_queue():
-    ray.init(num_cpus=4, include_dashboard=False, configure_logging=False)
+    start_ray(num_cpus=4)
     config = run_config("transfer_queue.backend.SimpleStorage.num_data_storage_units=1", "transfer_queue.enable=true")
     tq.init(config.transfer_queue)
     yield
