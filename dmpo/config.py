@@ -130,26 +130,34 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
     def zero_signal(self) -> str:
         return self.dmpo_zero_signal or self.mode.zero_signal
 
+    @property
+    def beta(self) -> float:
+        """Weight of the group term, schedule aside."""
+        return self.dmpo_beta if self.mode.weighted else 1.0
+
     def beta_at(self, step: int) -> float:
         """Weight of the group term at a training step (counted from 1)."""
-        beta = self.dmpo_beta if self.mode.weighted else 1.0
         if step < self.dmpo_start_step:
             return 0.0
         if not self.dmpo_warmup_steps:
-            return beta
+            return self.beta
         done = step - max(self.dmpo_start_step, 1) + 1
-        return beta * min(1.0, done / self.dmpo_warmup_steps)
+        return self.beta * min(1.0, done / self.dmpo_warmup_steps)
 
 
-def policy_loss_config(policy_loss: Any) -> DMPOPolicyLossConfig:
+def policy_loss_config(policy_loss: Any, loss_mode: str | None = None) -> DMPOPolicyLossConfig:
     """Read the `policy_loss` section from a dataclass, a DictConfig or a dict.
 
     Fields that the section lacks have their defaults; fields of verl's that we do not use are ignored.
 
+    Args:
+        policy_loss: the section.
+        loss_mode: stands for the section's own where given.
+
     Raises:
         ConfigError: a field has a value that cannot work.
     """
-    if isinstance(policy_loss, DMPOPolicyLossConfig):
+    if isinstance(policy_loss, DMPOPolicyLossConfig) and loss_mode in (None, policy_loss.loss_mode):
         return policy_loss
     if isinstance(policy_loss, DictConfig):
         policy_loss = OmegaConf.to_container(policy_loss, resolve=True)
@@ -158,7 +166,7 @@ def policy_loss_config(policy_loss: Any) -> DMPOPolicyLossConfig:
         values = {name: getattr(policy_loss, name) for name in known if hasattr(policy_loss, name)}
     else:
         values = {name: policy_loss[name] for name in known if name in policy_loss}
-    return DMPOPolicyLossConfig(**values)
+    return DMPOPolicyLossConfig(**values | ({"loss_mode": loss_mode} if loss_mode else {}))
 
 
 def is_dmpo(config: DictConfig) -> bool:

@@ -28,7 +28,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss, get_poli
 from verl.utils.torch_functional import masked_mean
 
 from .config import MODES, OVERRIDE, ConfigError, DMPOPolicyLossConfig, policy_loss_config
-from .groups import group_statistics, sequence_scores
+from .groups import GroupStats, group_statistics, sequence_scores
 
 _COEFFICIENTS: ContextVar[Tensor | None] = ContextVar("dmpo_coefficients", default=None)
 
@@ -77,8 +77,8 @@ def dmpo_loss(
         MissingGroupsError: called without `index` outside of our trainers.
         ValueError: `index` or `score` does not fit.
     """
-    settings = policy_loss_config(config.policy_loss)
-    mode = MODES[loss_mode]
+    settings = policy_loss_config(config.policy_loss, loss_mode)
+    mode = settings.mode
     coef = _COEFFICIENTS.get()
     if coef is None and index is None:
         raise MissingGroupsError(
@@ -103,13 +103,12 @@ def dmpo_loss(
     if coef is not None:
         term = config.global_batch_info["dp_size"] * (coef.to(phi) * phi).sum()
     else:
-        term, group_metrics = _whole_group_term(loss_mode, settings, phi, advantages, response_mask, index, score)
+        term, group_metrics = _whole_group_term(settings, phi, advantages, response_mask, index, score)
         metrics = metrics | group_metrics
     return (loss + term if mode.base else term), metrics
 
 
 def _whole_group_term(
-    loss_mode: str,
     settings: DMPOPolicyLossConfig,
     phi: Tensor,
     advantages: Tensor,
@@ -118,38 +117,29 @@ def _whole_group_term(
     score: Tensor | None,
 ) -> tuple[Tensor, dict[str, float]]:
     """beta * L of the rows given, with its gradient, and its metrics."""
-    mode = MODES[loss_mode]
     mask = response_mask.bool()
-    target = score
-    if settings.dmpo_target == "advantage":
-        target = masked_mean(advantages, mask, axis=-1)
-    if target is None:
+    if score is None and settings.dmpo_target == "reward":
         raise ValueError(
-            f"loss_mode {loss_mode!r} with policy_loss.dmpo_target='reward' needs score= (the reward of each row); "
-            "pass it, or set policy_loss.dmpo_target='advantage'"
+            f"loss_mode {settings.loss_mode!r} with policy_loss.dmpo_target='reward' needs score= (the reward of each "
+            "row); pass it, or set policy_loss.dmpo_target='advantage'"
         )
     labels, names = group_labels(index)
-    if len(labels) != len(phi) or target.shape != phi.shape:
+    if len(labels) != len(phi) or (score is not None and score.shape != phi.shape):
         raise ValueError(
             f"index and score must have one entry for each of the {len(phi)} rows, "
-            f"got {len(labels)} and {tuple(target.shape)}"
+            f"got {len(labels)} and {None if score is None else tuple(score.shape)}"
         )
-    stats = group_statistics(
+    stats = batch_statistics(
+        settings,
         phi,
-        target,
-        labels.to(phi.device),
-        temperature=settings.dmpo_temperature,
-        policy_temperature=settings.dmpo_policy_temperature,
-        divergence=settings.dmpo_divergence or mode.divergence,
-        zero_signal=settings.dmpo_zero_signal or mode.zero_signal,
-        solved_score=settings.dmpo_solved_score,
-        valid=mask.any(-1),
         reward=score,
+        advantage=masked_mean(advantages, mask, axis=-1),
+        label=labels.to(phi.device),
+        valid=mask.any(-1),
         names=names,
     )
-    beta = settings.dmpo_beta if mode.weighted else 1.0
     # The value of L with the gradient c: phi - phi.detach() is zero and carries it.
-    term = beta * (stats.loss.to(phi) + (stats.coef.to(phi) * (phi - phi.detach())).sum())
+    term = settings.beta * (stats.loss.to(phi) + (stats.coef.to(phi) * (phi - phi.detach())).sum())
     counted = stats.counted
     metrics = {
         "actor/dmpo_loss": stats.loss.item(),
@@ -160,6 +150,42 @@ def _whole_group_term(
         for name in ("target_entropy", "policy_entropy", "forward_kl"):
             metrics[f"actor/dmpo_{name}"] = getattr(stats, name)[counted].mean().item()
     return term, metrics
+
+
+def batch_statistics(
+    settings: DMPOPolicyLossConfig,
+    phi: Tensor,
+    *,
+    reward: Tensor | None,
+    advantage: Tensor,
+    label: Tensor,
+    valid: Tensor,
+    names: list[str],
+    mini_batch: Tensor | None = None,
+) -> GroupStats:
+    """`group_statistics` of a batch as a configuration asks for it; every tensor is (B,).
+
+    Args:
+        settings: with a DMPO mode.
+        phi: sequence scores under `settings.dmpo_length_norm`.
+        reward: decides which groups have a signal and are solved; None takes the target's scores for that.
+        advantage: mean advantage of each row.
+        label, valid, names, mini_batch: see `group_statistics`.
+    """
+    return group_statistics(
+        phi,
+        reward if settings.dmpo_target == "reward" else advantage,
+        label,
+        temperature=settings.dmpo_temperature,
+        policy_temperature=settings.dmpo_policy_temperature,
+        divergence=settings.divergence,
+        zero_signal=settings.zero_signal,
+        solved_score=settings.dmpo_solved_score,
+        valid=valid,
+        reward=reward,
+        mini_batch=mini_batch,
+        names=names,
+    )
 
 
 def group_labels(index: Any) -> tuple[Tensor, list[str]]:

@@ -12,8 +12,8 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from .config import OVERRIDE, DMPOPolicyLossConfig, policy_loss_config
-from .dmpo_core_algos import MissingGroupsError, group_labels, row_coefficients
-from .groups import group_statistics, sequence_scores
+from .dmpo_core_algos import MissingGroupsError, batch_statistics, group_labels, row_coefficients
+from .groups import sequence_scores
 
 # Fields that the controller stores with each rollout. The loss reads the first; the others are for recomputing the
 # coefficients on the workers.
@@ -76,21 +76,14 @@ def _coefficients_of_whole_groups(settings: DMPOPolicyLossConfig, model_output: 
     log_prob = no_padding_2_padding(model_output["log_probs"], data).detach()
     padded = data.select("response_mask", "advantages", "rm_scores").to_padded_tensor()
     mask = padded["response_mask"].bool()
-    reward = padded["rm_scores"].sum(-1)
-    advantage = masked_mean(padded["advantages"], mask, axis=-1)
     labels, names = group_labels(tu.get(data, "uid"))
-    stats = group_statistics(
+    stats = batch_statistics(
+        settings,
         sequence_scores(log_prob, mask, settings.dmpo_length_norm),
-        advantage if settings.dmpo_target == "advantage" else reward,
-        labels.to(mask.device),
-        temperature=settings.dmpo_temperature,
-        policy_temperature=settings.dmpo_policy_temperature,
-        divergence=settings.divergence,
-        zero_signal=settings.zero_signal,
-        solved_score=settings.dmpo_solved_score,
+        reward=padded["rm_scores"].sum(-1),
+        advantage=masked_mean(padded["advantages"], mask, axis=-1),
+        label=labels.to(mask.device),
         valid=mask.any(-1),
-        reward=reward,
         names=names,
     )
-    beta = settings.dmpo_beta if settings.mode.weighted else 1.0
-    return stats.coef * (beta * len(labels) / data["global_batch_size"])
+    return stats.coef * (settings.beta * len(labels) / data["global_batch_size"])

@@ -20,10 +20,10 @@ from verl.utils.seqlen_balancing import calculate_workload
 
 from .config import DMPOPolicyLossConfig, is_dmpo, policy_loss_config, validate
 from .dealing import deal
-from .dmpo_core_algos import group_labels
+from .dmpo_core_algos import batch_statistics, group_labels
 from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD
 from .dmpo_worker import install_loss
-from .groups import GroupStats, group_statistics
+from .groups import GroupStats
 
 _FIELDS = ["uid", "response_mask", "old_log_probs", "rm_scores", "advantages"]
 
@@ -153,19 +153,15 @@ class Rollouts:
     def statistics(self, settings: DMPOPolicyLossConfig, mini_batch: Tensor) -> GroupStats:
         """Group statistics with coefficients normalised per mini-batch; a NaN or infinity raises with the uid."""
         phi = self.log_prob if settings.dmpo_length_norm == "sum" else self.log_prob / self.tokens.clamp_min(1)
-        return group_statistics(
+        return batch_statistics(
+            settings,
             phi,
-            self.reward if settings.dmpo_target == "reward" else self.advantage,
-            self.label,
-            temperature=settings.dmpo_temperature,
-            policy_temperature=settings.dmpo_policy_temperature,
-            divergence=settings.divergence,
-            zero_signal=settings.zero_signal,
-            solved_score=settings.dmpo_solved_score,
-            valid=self.valid,
             reward=self.reward,
-            mini_batch=mini_batch,
+            advantage=self.advantage,
+            label=self.label,
+            valid=self.valid,
             names=self.names,
+            mini_batch=mini_batch,
         )
 
 
