@@ -92,12 +92,7 @@ if [ "$lock" = /dev/null ] || ! install_locked; then
 fi
 "${install[@]}" --no-deps --editable .
 
-.venv/bin/python - <<'EOF'
-import importlib.util
-
-missing = [name for name in ("torch", "verl", "vllm", "ray", "transfer_queue", "dmpo") if not importlib.util.find_spec(name)]
-if missing:
-    raise SystemExit(f"setup: not installed: {', '.join(missing)}; remove .venv and start again")
-EOF
+OMP_NUM_THREADS=1 .venv/bin/python -W ignore -c 'import dmpo.plugin, ray, transfer_queue, vllm' ||
+    fail "the packages do not load; remove .venv and start again"
 printf '%s' "$wanted" >"$stamp"
 say "done"
