@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GRPO against DMPO on a toy task, trained by verl on CPU cores: one command, about a quarter of an hour.
+# GRPO against DMPO on a toy task, trained by verl on CPU cores: one command, about twenty minutes.
 # `bash scripts/quickstart.sh --help` lists the options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -27,7 +27,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="quickstart",
         description='Train a tiny language model to answer "12=" by two digits with that sum, with GRPO and with DMPO '
         "from the same start, and compare how often it is right and how many of the right answers it still finds. "
-        "Takes about a quarter of an hour on two CPU cores. Run it again with the same arguments to go on after an "
+        "Takes about twenty minutes on two CPU cores. Run it again with the same arguments to go on after an "
         "interruption.",
     )
     parser.add_argument(
@@ -38,7 +38,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="MODE",
         help=f"DMPO loss modes to compare with GRPO, one run each: {', '.join(MODES)} (default: grpo_dmpo_fkl)",
     )
-    parser.add_argument("--steps", type=_positive, default=80, help="training steps of each run (default: 80)")
+    parser.add_argument("--steps", type=_positive, default=40, help="training steps of each run (default: 40)")
     parser.add_argument("--seed", type=_natural, default=0, help="of the start and of both runs (default: 0)")
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/quickstart"), help="folder for all results (default: %(default)s)"
