@@ -35,6 +35,9 @@ if registered:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
     seen["poll_interval"] = inspect.signature(ReplayBufferAsync).parameters["poll_interval"].default
 
+    from verl.utils import torch_functional
+    seen["at_once"] = hasattr(torch_functional.logprobs_from_logits_v2, "at_once")
+
     from verl.workers.engine import EngineRegistry
     seen["engine"] = EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__
     try:
@@ -98,6 +101,21 @@ def test_rollouts_are_awaited_in_fractions_of_a_second(seen):
     assert seen["poll_interval"] == 0.2
 
 
+def test_log_probs_are_those_of_verl(seen):
+    from verl.utils import torch_functional as verl_f
+
+    assert seen["at_once"]
+    module = types.SimpleNamespace(logprobs_from_logits_v2=verl_f.logprobs_from_logits_v2)
+    patches._log_probs_at_once(module)
+    for shape, dtype in (((2500, 7), torch.float32), ((3, 5, 7), torch.float32), ((9, 7), torch.bfloat16)):
+        logits = torch.randn(shape).to(dtype).requires_grad_()
+        labels = torch.randint(0, 7, shape[:-1])
+        (expected_grad,) = torch.autograd.grad(verl_f.logprobs_from_logits_v2(logits, labels).sum(), logits)
+        log_probs = module.logprobs_from_logits_v2(logits, labels)
+        assert torch.equal(log_probs, verl_f.logprobs_from_logits_v2(logits, labels))
+        assert torch.equal(torch.autograd.grad(log_probs.sum(), logits)[0], expected_grad)
+
+
 def test_fsdp2_engine_is_found_and_fsdp1_refused(seen):
     assert seen["engine"] == "FSDPEngineWithLMHead"
     assert "cpu" in seen["fsdp1"]
@@ -119,6 +137,7 @@ def test_install_without_the_variable_does_not_import_verl(monkeypatch):
         (patches._gloo_alone, "initialize_global_process_group_ray", lambda timeout_second=None: None),
         (patches._gloo_alone, "initialize_global_process_group_ray", lambda backend="nccl": None),
         (patches._poll_often, "ReplayBuffer", type("ReplayBuffer", (), {"__init__": lambda self, poll=2.0: None})),
+        (patches._log_probs_at_once, "logprobs_from_logits_v2", lambda logits: None),
         (patches._plain_linear, "dispatch_cpu_unquantized_gemm", lambda layer: None),
         (patches._fsdp_on_cpu, "EngineRegistry", types.SimpleNamespace(register=lambda device: None)),
         (

@@ -75,6 +75,27 @@ def _poll_often(module: ModuleType) -> None:
     _set_default(module.ReplayBuffer.__init__, "poll_interval", 2.0, 0.2)
 
 
+def _log_probs_at_once(module: ModuleType) -> None:
+    """Let `logprobs_from_logits_v2` take a thousand tokens at a time.
+
+    It is what verl uses without an accelerator's kernels, and goes through the rows of its logits one by one to save
+    memory. The FSDP engine gives it the tokens of a whole micro-batch as rows: thousands of tiny operations.
+    """
+    original = module.logprobs_from_logits_v2
+    if getattr(original, "at_once", False):
+        return
+    _check_parameters(original, "logits", "labels")
+
+    def logprobs_from_logits_v2(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if logits.ndim != 2 or logits.dtype not in (torch.float32, torch.float64):
+            return original(logits, labels)
+        chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return chosen - torch.cat([rows.logsumexp(-1) for rows in logits.split(1024)])
+
+    logprobs_from_logits_v2.at_once = True
+    module.logprobs_from_logits_v2 = logprobs_from_logits_v2
+
+
 def _fsdp_on_cpu(module: ModuleType) -> None:
     """Register verl's FSDP2 engine for the device "cpu"; verl itself does so for "cuda" and "npu".
 
@@ -115,6 +136,7 @@ def _plain_linear(module: ModuleType) -> None:
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.distributed": _gloo_alone,
     "verl.trainer.ppo.v1.replay_buffer": _poll_often,
+    "verl.utils.torch_functional": _log_probs_at_once,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp_on_cpu,
     "vllm.model_executor.layers.utils": _plain_linear,
 }

@@ -114,6 +114,11 @@ def main() -> None:
         curves = {}
         for index, mode in enumerate(runs, 1):
             title = f"run {index} of {len(runs)}, {mode}"
+            first = folder / mode / "validation" / "0.jsonl"
+            if mode != BASELINE and not first.exists():
+                # Before training every run is the same model: it is validated once.
+                first.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(folder / BASELINE / "validation" / "0.jsonl", first)
             curves[mode] = run(mode, start, folder / mode, options.steps, options.seed, title)
     except KeyboardInterrupt:
         sys.exit("\nquickstart: stopped; run the same command again to go on from here")
