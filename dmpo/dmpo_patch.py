@@ -36,6 +36,12 @@ _HOOKS = (
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._update_actor", ("batch", "metrics")),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._setup", ()),
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._balance_batch", ("batch", "metrics")),
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._validate", ()),
+    (
+        "verl.trainer.ppo.v1.trainer_base",
+        "PPOTrainer._val_metrics_update",
+        ("data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),
+    ),
     ("verl.trainer.ppo.v1.trainer_base", "register_trainer", ("name",)),
     ("verl.workers.engine_workers", "ActorRolloutRefWorker.set_loss_fn", ("loss_fn",)),
     ("verl.workers.utils.losses", "ppo_loss", ("config", "model_output", "data", "dp_group")),
@@ -126,9 +132,9 @@ class _AfterImport(MetaPathFinder):
 def register_config_group(package: str) -> None:
     """Offer the files of `config/presets` as the Hydra group `dmpo` to every Hydra application of this process.
 
-    `+dmpo=default` on verl's own command line then selects one. The files leave out what depends on the name that this
-    package was imported under: the `_target_` of `policy_loss`, and the callback that checks the configuration before
-    Ray starts.
+    `+dmpo=default` on verl's own command line then selects one. The others say what they change of default.yaml. All
+    leave out what depends on the name that this package was imported under: the `_target_` of `policy_loss`, and the
+    callback that checks the configuration before Ray starts.
 
     Args:
         package: the import name of this package, `dmpo` or `recipe.dmpo`.
@@ -139,8 +145,10 @@ def register_config_group(package: str) -> None:
             "hydra": {"callbacks": {"dmpo": {"_target_": f"{package}.hydra_callback.ValidateOnStart"}}},
         }
     )
-    for file in sorted((config_dir() / "presets").glob("*.yaml")):
-        node = OmegaConf.merge(OmegaConf.load(file), targets)
+    presets = config_dir() / "presets"
+    default = OmegaConf.load(presets / "default.yaml")
+    for file in sorted(presets.glob("*.yaml")):
+        node = OmegaConf.merge(default, OmegaConf.load(file), targets)
         ConfigStore.instance().store(group="dmpo", name=file.stem, node=node, package="_global_")
 
 

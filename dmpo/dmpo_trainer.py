@@ -3,10 +3,13 @@
 Everything that touches verl's TransferQueue is in this file. The trainers override two methods of verl's `PPOTrainer`
 (verl/trainer/ppo/v1/trainer_base.py): `_setup`, to set the actor's loss, and `_update_actor`, which every V1 trainer
 calls once per batch, after advantages and before the optimizer steps. With any other loss mode they do nothing.
+
+They also add to verl's validation metrics what several samples per prompt show (`report.metrics`), with any loss mode.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from .dmpo_core_algos import batch_statistics, group_labels
 from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD
 from .dmpo_worker import install_loss
 from .groups import GroupStats
+from .report.metrics import sample_metrics
 
 _FIELDS = ["uid", "response_mask", "old_log_probs", "rm_scores", "advantages"]
 
@@ -57,6 +61,43 @@ class DMPOTrainerMixin:
         if self._dmpo is not None:
             batch = self._deal_whole_groups(batch, metrics)
         return super()._update_actor(batch, metrics)
+
+    def _validate(self) -> dict[str, float]:
+        # verl's validation keeps no lengths, and clears the queue before it computes metrics: note them on the way.
+        sample = self.replay_buffer.sample
+        self._val_lengths: dict[str, list[int]] = defaultdict(list)
+
+        def noting_lengths(*args: Any, **kwargs: Any) -> Any:
+            batch, rest = sample(*args, **kwargs)
+            for uid, length in final_lengths(batch.keys, batch.tags):
+                self._val_lengths[uid].append(length)
+            return batch, rest
+
+        self.replay_buffer.sample = noting_lengths
+        try:
+            return super()._validate()
+        finally:
+            del self.replay_buffer.sample
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        **kwargs: Any,
+    ) -> dict[str, float]:
+        metrics = super()._val_metrics_update(
+            data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
+        )
+        return metrics | validation_metrics(
+            data_sources,
+            sample_uids,
+            reward_extra_infos_dict,
+            expected=kwargs.get("expected_acc_counts") or {},
+            lengths=self._val_lengths,
+            max_length=self.config.actor_rollout_ref.rollout.response_length,
+        )
 
     def _deal_whole_groups(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Store the coefficients of every row, reorder the batch by whole groups, report `dmpo/*` metrics."""
@@ -118,6 +159,65 @@ class DMPOTrainerColocateAsync(DMPOTrainerMixin, PPOTrainerColocateAsync):
 
 class DMPOTrainerSeparateAsync(DMPOTrainerMixin, PPOTrainerSeparateAsync):
     """verl's asynchronous trainer on separate devices with DMPO; `trainer.v1.trainer_mode=dmpo_separate_async`."""
+
+
+def final_lengths(keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Prompt uid and response length of every session's last output; verl's keys are `{uid}_{session}_{output}`."""
+    last: dict[str, tuple[int, int]] = {}
+    for key, tag in zip(keys, tags, strict=True):
+        session, output = key.rsplit("_", 1)
+        last[session] = max(last.get(session, (-1, 0)), (int(output), tag["response_len"]))
+    return [(session.rsplit("_", 1)[0], length) for session, (_, length) in last.items()]
+
+
+def validation_metrics(
+    data_sources: list[str],
+    uids: list[str],
+    infos: dict[str, list[Any]],
+    *,
+    expected: dict[tuple[str, str], int],
+    lengths: dict[str, list[int]],
+    max_length: int,
+) -> dict[str, float]:
+    """`val-samples/<data source>/*` of one validation. See docs/metrics.md.
+
+    Args:
+        data_sources: (N,) of each sample.
+        uids: (N,) prompt of each sample.
+        infos: fields of the reward function, N values each: `reward`, and where it gives them `acc`, which then is the
+            score, and `answer`.
+        expected: samples asked for, by data source and uid; those that are missing failed and count as wrong.
+        lengths: response lengths of each prompt's samples.
+        max_length: tokens that a response may have.
+    """
+    rows: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(source: str, uid: str, score: float, answer: str | None, length: int | None) -> None:
+        for name, value in {"uid": uid, "score": score, "answer": answer, "length": length}.items():
+            rows[source][name].append(value)
+
+    found: Counter[tuple[str, str]] = Counter()
+    nothing = [None] * len(uids)
+    acc, answers = infos.get("acc", nothing), infos.get("answer", nothing)
+    for source, uid, reward, right, answer in zip(data_sources, uids, infos["reward"], acc, answers, strict=True):
+        known = lengths.get(uid, [])
+        length = known[found[source, uid]] if found[source, uid] < len(known) else None
+        found[source, uid] += 1
+        add(source, uid, reward if right is None else right, answer or None, length)
+    for (source, uid), number in expected.items():
+        for _ in range(number - found[source, uid]):
+            add(source, uid, 0.0, None, None)
+    return {
+        f"val-samples/{source}/{name}": value
+        for source, row in rows.items()
+        for name, value in sample_metrics(
+            row["uid"],
+            row["score"],
+            row["answer"] if "answer" in infos else None,
+            lengths=row["length"],
+            max_length=max_length,
+        ).items()
+    }
 
 
 class Rollouts:

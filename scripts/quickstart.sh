@@ -3,9 +3,10 @@
 # `bash scripts/quickstart.sh --help` lists the options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE  # setup.sh says why
 
 # A wrong argument shows before anything is installed, and so does the help.
-"${PYTHON:-python3}" -m dmpo.cpu.arguments "$@"
+"${PYTHON:-python3}" -m dmpo.cpu.arguments quickstart "$@"
 for argument in "$@"; do
     case $argument in -h | --help) exit 0 ;; esac
 done

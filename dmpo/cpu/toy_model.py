@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from . import toy_task
@@ -36,7 +36,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, layers: int = 2) -> Qwen2ForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, layers: int = 2, context: int = 256
+) -> Qwen2ForCausalLM:
     """A Qwen2 with random weights from torch's global generator: 0.1 million parameters unless told otherwise.
 
     Its heads have 32 dimensions, the fewest that vLLM's CPU kernels take.
@@ -48,7 +50,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, layer
         num_hidden_layers=layers,
         num_attention_heads=hidden_size // 32,
         num_key_value_heads=hidden_size // 32,
-        max_position_embeddings=256,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -59,28 +61,27 @@ def build_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, layer
     return Qwen2ForCausalLM(config)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[int, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of prompt, answer and end for each (number, answer), and the mask of answer and end.
+def encode(
+    tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[dict[str, str]]], answers: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of prompt, answer and end for each pair of chat messages and answer, and the mask of answer and end.
 
     Returns:
         (B, T) int64 and (B, T) bool, padded on the left so that answers of one length stand in the same columns.
     """
-    prompts, answers = [], []
-    for number, answer in pairs:
-        message = [{"role": "user", "content": toy_task.prompt(number)}]
-        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-        prompts.append(tokenizer.encode(text))
-        answers.append(tokenizer.encode(answer + tokenizer.eos_token))
-    width = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
-    ids = torch.full((len(pairs), width), tokenizer.pad_token_id)
-    mask = torch.zeros(len(pairs), width, dtype=torch.bool)
-    for row, (p, a) in enumerate(zip(prompts, answers, strict=True)):
+    texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
+    asked = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    given = [tokenizer.encode(answer + tokenizer.eos_token, add_special_tokens=False) for answer in answers]
+    width = max(len(p) + len(a) for p, a in zip(asked, given, strict=True))
+    ids = torch.full((len(asked), width), tokenizer.pad_token_id)
+    mask = torch.zeros(len(asked), width, dtype=torch.bool)
+    for row, (p, a) in enumerate(zip(asked, given, strict=True)):
         ids[row, width - len(p) - len(a) :] = torch.tensor(p + a)
         mask[row, width - len(a) :] = True
     return ids, mask
 
 
-def answer_log_prob(model: Qwen2ForCausalLM, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
+def answer_log_prob(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
     """Log-probability of each row's masked tokens, (B,), natural logarithm."""
     answer = int(mask.sum(-1).max())  # the mask is a suffix, so only so many positions need logits
     logits = model(input_ids=ids, attention_mask=ids != pad, logits_to_keep=answer + 1).logits[:, :-1]
@@ -94,7 +95,8 @@ class Answers:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         digits = range(10)
         pairs = [(number, f"{a}+{b}") for number in toy_task.NUMBERS for a in digits for b in digits]
-        self.ids, self.mask = encode(tokenizer, pairs)
+        asked = [[{"role": "user", "content": toy_task.prompt(number)}] for number, _ in pairs]
+        self.ids, self.mask = encode(tokenizer, asked, [answer for _, answer in pairs])
         self.pad = tokenizer.pad_token_id
         self.right = torch.tensor([answer in toy_task.answers(number) for number, answer in pairs]).view(-1, 100)
 

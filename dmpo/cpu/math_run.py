@@ -1,0 +1,180 @@
+"""The mathematics pipeline on a CPU: the data preparation, reward and validation of the GPU runs, with small models.
+
+`bash scripts/run_math_cpu.sh --help`, or `python -m dmpo.cpu.math_run --help` where everything is installed.
+"""
+
+import json
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ..tasks.math import prepare, word_problems
+from . import training_run
+from .arguments import BASELINE, parse_math
+
+SAMPLES = 8
+"""Responses to each problem at a validation."""
+VALIDATION_PROBLEMS = 32
+DATA_SOURCE = "word_problems"
+_ROOT = __package__.rpartition(".")[0]
+
+# Per model: prompts a step, tokens of the longest response, learning rate, steps between validations, MB of the largest
+# tensor.
+_SIZES = {"tiny": (16, 24, 5e-4, 10, 4), "smollm2": (8, 32, 1e-5, 5, 256)}
+
+
+def make_start(folder: Path, model: str, seed: int) -> None:
+    """Problems, verl's parquet files and the warm-started model in `folder`, unless they are there."""
+    problems = folder / "problems"
+    word_problems.write(problems, VALIDATION_PROBLEMS, seed)
+    if not (folder / "data" / "manifest.json").exists():
+        from .math_model import TEMPLATE
+
+        prepare.main(
+            [
+                *("--out", str(folder / "data"), "--template", TEMPLATE, "--seed", str(seed)),
+                *("--train", DATA_SOURCE, "--from", f"{DATA_SOURCE}={problems / 'train.jsonl'}"),
+                *("--eval", f"{DATA_SOURCE}_new", "--from", f"{DATA_SOURCE}_new={problems / 'validation.jsonl'}"),
+            ]
+        )
+    if not (folder / "model").exists():
+        from . import math_model
+
+        # Complete or absent: an interrupted warm start leaves only this behind.
+        partial = folder / "model.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        math_model.warm_start(partial, model, word_problems.problems(seed)[VALIDATION_PROBLEMS:], seed)
+        partial.rename(folder / "model")
+
+
+def overrides(mode: str, model: str, start: Path, folder: Path, steps: int, seed: int) -> list[str]:
+    """What a run of `mode` sets on top of `config/dmpo_cpu.yaml`."""
+    prompts, response, rate, interval, megabytes = _SIZES[model]
+    done = training_run.checkpointed_step(folder)
+    policy_loss = "actor_rollout_ref.actor.policy_loss"
+    loss = ["dmpo=recommended", f"{policy_loss}.loss_mode={mode}"]
+    if mode == BASELINE:
+        loss = [f"{policy_loss}.loss_mode=vanilla"]
+    return [
+        *loss,
+        f"actor_rollout_ref.model.path={training_run.quoted(start / 'model')}",
+        f"data.train_files={training_run.quoted(start / 'data' / 'train.parquet')}",
+        f"data.val_files={training_run.quoted(start / 'data' / 'validation.parquet')}",
+        f"data.train_batch_size={prompts}",
+        "data.max_prompt_length=320",
+        f"data.max_response_length={response}",
+        f"data.seed={seed}",
+        f"reward.custom_reward_function.path=pkg://{_ROOT}.tasks.math.reward",
+        f"actor_rollout_ref.actor.optim.lr={rate}",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={prompts * 8 // 4}",
+        "actor_rollout_ref.rollout.n=8",
+        f"actor_rollout_ref.rollout.seed={seed}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={prompts * 8 // 4}",
+        f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={megabytes}",
+        f"actor_rollout_ref.rollout.val_kwargs.n={SAMPLES}",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        f"trainer.rollout_data_dir={training_run.quoted(folder / 'rollouts')}",
+        f"trainer.validation_data_dir={training_run.quoted(folder / 'validation')}",
+        f"trainer.val_before_train={str(not figures(folder, done)).lower()}",
+        f"trainer.val_only={str(done >= steps).lower()}",
+        f"trainer.test_freq={interval}",
+        f"trainer.save_freq={interval}",
+        "trainer.max_actor_ckpt_to_keep=1",
+        f"trainer.total_epochs={steps}",
+        "trainer.project_name=math_cpu",
+        f"trainer.experiment_name={mode}",
+    ]
+
+
+def figures(folder: Path, step: int) -> dict[str, float]:
+    """`val-samples/*` of the run in `folder` after `step` steps, by their last part; empty if there are none."""
+    logged = training_run.metrics(folder).get(step, {})
+    return {name.rpartition("/")[2]: value for name, value in logged.items() if name.startswith("val-samples/")}
+
+
+def curve(folder: Path) -> dict[int, dict[str, float]]:
+    """All validations of the run in `folder` by step."""
+    return {step: found for step in sorted(training_run.metrics(folder)) if (found := figures(folder, step))}
+
+
+COLUMNS = (
+    f"avg@{SAMPLES}",
+    *(f"pass@{k}" for k in (2, 4, SAMPLES)),
+    f"maj@{SAMPLES}",
+    "distinct_answers",
+    "answer_entropy",
+    "answered",
+    "response_length",
+    "truncated",
+)
+
+
+def table(curves: dict[str, dict[int, dict[str, float]]]) -> str:
+    """A text table with a row for each validation."""
+    rows = [["run", "step", *COLUMNS]]
+    for mode, found in curves.items():
+        rows += [[mode, str(step), *(f"{values[name]:.3f}" for name in COLUMNS)] for step, values in found.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+
+
+def plot(curves: dict[str, dict[int, dict[str, float]]], file: Path) -> None:
+    """Right samples, problems solved in 8 samples, and distinct answers against training steps, a line for each run."""
+    from matplotlib.figure import Figure
+
+    panels = {
+        f"avg@{SAMPLES}: right samples": f"avg@{SAMPLES}",
+        f"pass@{SAMPLES}: problems solved": f"pass@{SAMPLES}",
+        f"Distinct answers in {SAMPLES} samples": "distinct_answers",
+    }
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    for axes, (title, name) in zip(figure.subplots(1, len(panels), sharex=True), panels.items(), strict=True):
+        for (mode, found), marker in zip(curves.items(), "osD^vP*X<>", strict=False):
+            axes.plot(list(found), [values[name] for values in found.values()], marker=marker, label=mode, linewidth=2)
+        axes.set(title=title, xlabel="training step", ylim=(0, SAMPLES if name == "distinct_answers" else 1))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    options = parse_math()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    began = time.monotonic()
+    start = options.output / f"{options.model}-seed{options.seed}"
+    folder = start / f"steps{options.steps}"
+    curves, seconds = {}, {}
+    try:
+        make_start(start, options.model, options.seed)
+        for index, mode in enumerate(options.mode, 1):
+            title = f"run {index} of {len(options.mode)}, {mode}"
+            run = folder / mode
+            if figures(run, options.steps):
+                print(f"{title}: done before, {run}")
+            else:
+                chosen = overrides(mode, options.model, start, run, options.steps, options.seed)
+                training_run.train(run, options.steps, chosen, title)
+            curves[mode] = curve(run)
+            times = sorted(m["timing_s/step"] for m in training_run.metrics(run).values() if "timing_s/step" in m)
+            seconds[mode] = times[len(times) // 2]
+    except KeyboardInterrupt:
+        sys.exit("\nrun_math_cpu: stopped; run the same command again to go on from here")
+    except (training_run.TrainingFailed, RuntimeError) as error:
+        sys.exit(f"{error}\nrun_math_cpu: failed; run the same command again to go on from the last checkpoint")
+
+    results = {"model": options.model, "seed": options.seed, "validations": curves, "seconds_per_step": seconds}
+    (folder / "results.json").write_text(json.dumps(results, indent=1))
+    plot(curves, folder / "curves.png")
+    print(f"\n{table(curves)}\n")
+    for mode, median in seconds.items():
+        print(f"{mode}: {median:.1f} s a step (median)")
+    print(f"\n{folder / 'curves.png'}\n{folder / 'results.json'}\nin {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Diversity measures and reports of rollouts. Pure: imports neither verl nor Ray."""

@@ -1,0 +1,1 @@
+"""Competition mathematics: data preparation (`python -m dmpo.tasks.math.prepare`) and reward function."""
