@@ -40,7 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="MODE",
         help=f"DMPO loss modes to compare with GRPO, one run each: {', '.join(MODES)} (default: grpo_dmpo_fkl)",
     )
-    _add_common(parser, steps=30, output="outputs/quickstart")
+    _add_common(parser, steps=24, output="outputs/quickstart")
     return _checked(parser, arguments)
 
 

@@ -16,7 +16,7 @@ from .arguments import BASELINE, parse
 
 SAMPLES = 64
 """Responses to each prompt at a validation."""
-INTERVAL = 15
+INTERVAL = 12
 """Training steps between validations."""
 
 
