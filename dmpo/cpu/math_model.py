@@ -44,22 +44,16 @@ MODELS = {"tiny": tiny, "smollm2": smollm2}
 _LEARNING = {"tiny": (2e-3, 48, 25), "smollm2": (2e-5, 8, 2)}
 
 
-def solution_probability(
-    model: PreTrainedModel, tokenizer: Any, problems: Sequence[Problem], batch: int = 32
-) -> torch.Tensor:
-    """Probability (N,) of exactly the written solution; the model's chance to be right is no smaller."""
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(problems), batch):
-            part = problems[start : start + batch]
-            ids, mask = _encode(tokenizer, part)
-            found.append(toy_model.answer_log_prob(model, ids, mask, tokenizer.pad_token_id).exp())
-    return torch.cat(found)
-
-
-def _encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Problems with their written solutions, as `toy_model.encode` has them."""
     prompts = [chat(problem.question, TEMPLATE) for problem in problems]
     return toy_model.encode(tokenizer, prompts, [problem.solution for problem in problems])
+
+
+@torch.no_grad()
+def solution_probability(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> float:
+    """Mean probability of exactly the written solutions; the model's chance to be right is no smaller."""
+    return toy_model.answer_log_prob(model, ids, mask, pad).exp().mean().item()
 
 
 def warm_start(
@@ -81,22 +75,22 @@ def warm_start(
     torch.manual_seed(seed)
     model, tokenizer = MODELS[name]()
     rate, batch, interval = _LEARNING[name]
-    measured, learnt = problems[:32], problems[32:]
+    ids, mask = encode(tokenizer, problems)
+    pad = tokenizer.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     model.train()
     title = f"warm start until {accuracy:.0%} right"
     for step in (bar := tqdm(range(max_steps + 1), title, bar_format="{desc}: {n_fmt} steps, {elapsed}{postfix}")):
         if step % interval == 0:
-            right = solution_probability(model, tokenizer, measured).mean().item()
+            right = solution_probability(model, ids[:32], mask[:32], pad)
             bar.set_postfix_str(f"{right:.0%} right")
             if right >= accuracy:
                 bar.close()
                 break
-        chosen = [learnt[row] for row in torch.randint(len(learnt), (batch,))]
-        ids, mask = _encode(tokenizer, chosen)
-        log_prob = toy_model.answer_log_prob(model, ids, mask, tokenizer.pad_token_id)
+        rows = torch.randint(32, len(ids), (batch,))
+        log_prob = toy_model.answer_log_prob(model, ids[rows], mask[rows], pad)
         optimizer.zero_grad()
-        (-log_prob.sum() / mask.sum()).backward()
+        (-log_prob.sum() / mask[rows].sum()).backward()
         optimizer.step()
     else:
         raise RuntimeError(f"warm start: {right:.0%} right after {max_steps} steps, wanted {accuracy:.0%}")
