@@ -4,8 +4,6 @@
 """
 
 import json
-import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -42,11 +40,8 @@ def make_start(folder: Path, model: str, seed: int) -> None:
     if not (folder / "model").exists():
         from . import math_model
 
-        # Complete or absent: an interrupted warm start leaves only this behind.
-        partial = folder / "model.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        math_model.warm_start(partial, model, word_problems.problems(seed)[VALIDATION_PROBLEMS:], seed)
-        partial.rename(folder / "model")
+        with training_run.complete_or_absent(folder / "model") as partial:
+            math_model.warm_start(partial, model, word_problems.problems(seed)[VALIDATION_PROBLEMS:], seed)
 
 
 def overrides(mode: str, model: str, start: Path, folder: Path, steps: int, seed: int) -> list[str]:
@@ -143,8 +138,7 @@ def plot(curves: dict[str, dict[int, dict[str, float]]], file: Path) -> None:
 
 def main() -> None:
     options = parse_math()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    training_run.end_like_ctrl_c()
     began = time.monotonic()
     start = options.output / f"{options.model}-seed{options.seed}"
     folder = start / f"steps{options.steps}"
@@ -160,8 +154,7 @@ def main() -> None:
                 chosen = overrides(mode, options.model, start, run, options.steps, options.seed)
                 training_run.train(run, options.steps, chosen, title)
             curves[mode] = curve(run)
-            times = sorted(m["timing_s/step"] for m in training_run.metrics(run).values() if "timing_s/step" in m)
-            seconds[mode] = times[len(times) // 2]
+            seconds[mode] = training_run.seconds_per_step(run)
     except KeyboardInterrupt:
         sys.exit("\nrun_math_cpu: stopped; run the same command again to go on from here")
     except (training_run.TrainingFailed, RuntimeError) as error:

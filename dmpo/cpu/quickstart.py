@@ -6,7 +6,6 @@
 import dataclasses
 import json
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
@@ -27,11 +26,8 @@ def make_start(folder: Path, seed: int) -> Path:
         from . import toy_model
 
         toy_task.write_parquet(folder / "prompts.parquet")
-        # Complete or absent: an interrupted warm start leaves only this behind.
-        partial = folder / "model.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        toy_model.warm_start(partial, seed)
-        partial.rename(model)
+        with training_run.complete_or_absent(model) as partial:
+            toy_model.warm_start(partial, seed)
     return model
 
 
@@ -93,16 +89,14 @@ def run(mode: str, start: Path, folder: Path, steps: int, seed: int, title: str)
     else:
         print(f"{title}: done before, {folder}")
     curve = toy_report.read_curve(folder / "validation", SAMPLES)
-    times = sorted(data["timing_s/step"] for data in training_run.metrics(folder).values() if "timing_s/step" in data)
-    curve.seconds_per_step = times[len(times) // 2]
+    curve.seconds_per_step = training_run.seconds_per_step(folder)
     curve.seconds = float(clock.read_text())
     return curve
 
 
 def main() -> None:
     options = parse()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    training_run.end_like_ctrl_c()
     began = time.monotonic()
     start = options.output / f"start-seed{options.seed}"
     folder = options.output / f"steps{options.steps}-seed{options.seed}"

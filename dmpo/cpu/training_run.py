@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,27 @@ def metrics(folder: Path) -> dict[int, dict[str, Any]]:
     for file in sorted(folder.glob("metrics-*.jsonl"), key=_first_step):
         steps.update(_read_metrics(file))
     return steps
+
+
+def seconds_per_step(folder: Path) -> float:
+    """Median time of the run's training steps, without validation."""
+    times = sorted(data["timing_s/step"] for data in metrics(folder).values() if "timing_s/step" in data)
+    return times[len(times) // 2]
+
+
+def end_like_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that a run is ended in order."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+@contextlib.contextmanager
+def complete_or_absent(folder: Path) -> Iterator[Path]:
+    """A path to make `folder` at; an interruption leaves only this one behind, and the next attempt removes it."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    yield partial
+    partial.rename(folder)
 
 
 def _first_step(file: Path) -> int:
