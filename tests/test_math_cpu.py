@@ -77,16 +77,17 @@ def test_the_start_learns_the_written_solutions(tmp_path):
     few = problems()[:34]
     torch.manual_seed(0)
     model, tokenizer = math_model.tiny()
-    assert math_model.solution_probability(model, *math_model.encode(tokenizer, few), tokenizer.pad_token_id) < 1e-6
-    with pytest.raises(RuntimeError, match="right after 0 steps, wanted 25%"):
+    encoded = math_model.encode(tokenizer, few, [problem.solution() for problem in few])
+    assert math_model.solution_probability(model, *encoded, tokenizer.pad_token_id) < 1e-6
+    with pytest.raises(RuntimeError, match="right after 0 steps, wanted 20%"):
         math_model.warm_start(tmp_path / "model", "tiny", few, max_steps=0)
     assert not (tmp_path / "model").exists()
 
 
 def test_solutions_fit_into_the_responses_of_both_models():
-    longest = max(problems(), key=lambda problem: len(problem.solution))
-    assert len(longest.solution) + 1 <= math_run._SIZES["tiny"][1]  # a token a byte, and the end
-    assert all(compute_score("", problem.solution, problem.answer)["acc"] == 1 for problem in problems())
+    longest = max(problems(), key=lambda problem: len(problem.solution()))
+    assert len(longest.solution()) + 1 <= math_run._SIZES["tiny"][1]  # a token a byte, and the end
+    assert all(compute_score("", problem.solution(), problem.answer)["acc"] == 1 for problem in problems())
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ def test_word_problems_are_right_and_split_without_overlap(tmp_path):
 
     made = word_problems.problems()
     assert len(made) == len({problem.question for problem in made}) == len({problem.id for problem in made})
-    assert all(compute_score("", problem.solution, problem.answer)["score"] == 1.1 for problem in made)
+    assert all(compute_score("", problem.solution(), problem.answer)["score"] == 1.1 for problem in made)
     word_problems.write(tmp_path, validation=32)
     read = [
         [json.loads(line)["id"] for line in (tmp_path / f"{name}.jsonl").open()] for name in ("train", "validation")

@@ -1,6 +1,7 @@
 """Small models that solve some of our word problems: the start of the mathematics run on a CPU."""
 
 import importlib.util
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ..tasks.math.prepare import chat
 from ..tasks.math.word_problems import Problem
 from . import toy_model
 
-TEMPLATE = "qwen"
+TEMPLATE = "plain"
 
 
 def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -41,13 +42,24 @@ def smollm2() -> tuple[PreTrainedModel, Any]:
 
 MODELS = {"tiny": tiny, "smollm2": smollm2}
 # Of the supervised start: learning rate, problems per step, steps between measurements.
-_LEARNING = {"tiny": (2e-3, 48, 25), "smollm2": (2e-5, 8, 2)}
+_RIGHT = 0.4  # of the solutions that the start learns from
+_EXAMPLES = 4000
+_MEASURED = 48  # problems
+_LEARNING = {"tiny": (4e-3, 48, 25), "smollm2": (2e-5, 8, 2)}
 
 
-def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Problems with their written solutions, as `toy_model.encode` has them."""
-    prompts = [chat(problem.question, TEMPLATE) for problem in problems]
-    return toy_model.encode(tokenizer, prompts, [problem.solution for problem in problems])
+def encode(tokenizer: Any, problems: Sequence[Problem], solutions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Problems with a solution each, as `toy_model.encode` has them."""
+    return toy_model.encode(tokenizer, [chat(problem.question, TEMPLATE) for problem in problems], solutions)
+
+
+def noisy_solution(problem: Problem, rng: random.Random) -> str:
+    """The written solution, or one whose answer is wrong by 1 to 3, more often than not."""
+    if rng.random() < _RIGHT:
+        return problem.solution()
+    value = int(problem.answer)
+    near = [other for other in range(max(0, value - 3), value + 4) if other != value]
+    return problem.solution(str(rng.choice(near)))
 
 
 @torch.no_grad()
@@ -57,16 +69,18 @@ def solution_probability(model: PreTrainedModel, ids: torch.Tensor, mask: torch.
 
 
 def warm_start(
-    path: Path, name: str, problems: Sequence[Problem], seed: int = 0, accuracy: float = 0.25, max_steps: int = 3000
+    path: Path, name: str, problems: Sequence[Problem], seed: int = 0, accuracy: float = 0.2, max_steps: int = 3000
 ) -> None:
-    """Teach a model the written solutions until it gives them with probability `accuracy`, and save it.
+    """Teach a model noisy solutions until it gives the right ones with probability `accuracy`, and save it.
+
+    As most of what it learns from is wrong, it stays unsure of every answer, and there is something to reinforce.
 
     Args:
         path: folder for model and tokenizer.
         name: `tiny` or `smollm2`.
-        problems: to learn from; 32 of them are kept aside to measure with.
+        problems: to learn from.
         seed: of the weights and of the order.
-        accuracy: mean probability of the solutions of the problems kept aside.
+        accuracy: mean probability of the right solution, over some of the problems.
         max_steps: after which it gives up.
 
     Raises:
@@ -75,19 +89,23 @@ def warm_start(
     torch.manual_seed(seed)
     model, tokenizer = MODELS[name]()
     rate, batch, interval = _LEARNING[name]
-    ids, mask = encode(tokenizer, problems)
+    rng = random.Random(seed)
+    some = problems[:_MEASURED]
+    asked = encode(tokenizer, some, [problem.solution() for problem in some])
+    drawn = [rng.choice(problems) for _ in range(_EXAMPLES)]
+    ids, mask = encode(tokenizer, drawn, [noisy_solution(problem, rng) for problem in drawn])
     pad = tokenizer.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     model.train()
     title = f"warm start until {accuracy:.0%} right"
     for step in (bar := tqdm(range(max_steps + 1), title, bar_format="{desc}: {n_fmt} steps, {elapsed}{postfix}")):
         if step % interval == 0:
-            right = solution_probability(model, ids[:32], mask[:32], pad)
+            right = solution_probability(model, *asked, pad)
             bar.set_postfix_str(f"{right:.0%} right")
             if right >= accuracy:
                 bar.close()
                 break
-        rows = torch.randint(32, len(ids), (batch,))
+        rows = torch.randint(len(ids), (batch,))
         log_prob = toy_model.answer_log_prob(model, ids[rows], mask[rows], pad)
         optimizer.zero_grad()
         (-log_prob.sum() / mask[rows].sum()).backward()

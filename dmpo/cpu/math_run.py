@@ -20,7 +20,7 @@ _ROOT = __package__.rpartition(".")[0]
 
 # Per model: prompts a step, tokens of the longest response, learning rate, steps between validations, MB of the largest
 # tensor.
-_SIZES = {"tiny": (16, 24, 5e-4, 10, 4), "smollm2": (8, 32, 1e-5, 5, 256)}
+_SIZES = {"tiny": (16, 24, 3e-4, 10, 4), "smollm2": (8, 32, 1e-5, 5, 256)}
 
 
 def make_start(folder: Path, model: str, seed: int) -> None:
@@ -58,7 +58,7 @@ def overrides(mode: str, model: str, start: Path, folder: Path, steps: int, seed
         f"data.train_files={training_run.quoted(start / 'data' / 'train.parquet')}",
         f"data.val_files={training_run.quoted(start / 'data' / 'validation.parquet')}",
         f"data.train_batch_size={prompts}",
-        "data.max_prompt_length=320",
+        "data.max_prompt_length=128",
         f"data.max_response_length={response}",
         f"data.seed={seed}",
         f"reward.custom_reward_function.path=pkg://{_ROOT}.tasks.math.reward",

@@ -50,8 +50,13 @@ def seconds_per_step(folder: Path) -> float:
 
 def end_like_ctrl_c() -> None:
     """Let SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that a run is ended in order."""
+
+    def interrupt(*_: Any) -> None:
+        # Not by raising SIGINT, which a process that a script put into the background ignores.
+        raise KeyboardInterrupt
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(number, interrupt)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ TEMPLATES = {
         None,
         "{question}\n\nReason step by step. End with your final answer on a line of its own:\nAnswer: [solution]",
     ),
+    # The question alone, for a model that was taught to answer it.
+    "plain": (None, "{question}"),
 }
 """System message (None: none) and user message."""
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 NAMES = ("Ann", "Bo", "Cai", "Dee", "Eli", "Fay", "Gus", "Ida")
+NUMBERS = range(1, 7)
 THINGS = ("pens", "figs", "eggs", "cups", "nuts", "hats")
 
 # Question, and how its answer follows from the numbers a and b.
@@ -20,33 +21,36 @@ TEMPLATES = (
     ("A box holds {a} {things}. {name} adds {b}. How many {things} now?", "+"),
     ("{name} has {a} {things} and loses {b}. How many {things} now?", "-"),
     ("Of {a} {things} {name} eats {b}. How many {things} are left?", "-"),
-    ("{name} buys {a} bags of {b} {things}. How many {things} in all?", "*"),
 )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A word problem with one right answer, a whole number from 0 to 81."""
+    """A word problem with one right answer, a whole number from 0 to 12."""
 
     question: str
     answer: str
-    solution: str
+    expression: str
     id: str
+
+    def solution(self, answer: str | None = None) -> str:
+        """The written solution, or the same with another answer."""
+        value = self.answer if answer is None else answer
+        return f"{self.expression}={value}. \\boxed{{{value}}}"
 
 
 def problems(seed: int = 0) -> list[Problem]:
-    """Every template with every pair of digits that has an answer, in an order and with names that `seed` decides."""
+    """Every template with every pair of numbers that has an answer, in an order and with names that `seed` decides."""
     rng = random.Random(seed)
     made = []
     for kind, (template, sign) in enumerate(TEMPLATES):
-        for a in range(1, 10):
-            for b in range(1, 10):
+        for a in NUMBERS:
+            for b in NUMBERS:
                 if sign == "-" and b > a:
                     continue
-                value = {"+": a + b, "-": a - b, "*": a * b}[sign]
+                value = a + b if sign == "+" else a - b
                 question = template.format(name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b)
-                solution = f"{a}{sign}{b}={value}. \\boxed{{{value}}}"
-                made.append(Problem(question, str(value), solution, f"{kind}-{a}-{b}"))
+                made.append(Problem(question, str(value), f"{a}{sign}{b}", f"{kind}-{a}-{b}"))
     rng.shuffle(made)
     return made
 
