@@ -106,11 +106,6 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
         _require_choice("dmpo_divergence", self.dmpo_divergence, (None, *DIVERGENCES))
         _require_choice("dmpo_zero_signal", self.dmpo_zero_signal, (None, *ZERO_SIGNAL))
         _require_choice("dmpo_group_stats", self.dmpo_group_stats, ("anchored", "refresh"))
-        if self.dmpo_group_stats == "refresh":
-            raise ConfigError(
-                "policy_loss.dmpo_group_stats: 'refresh' is not available in this version; use 'anchored' (exact at "
-                "the first optimizer step of a batch; for fewer steps per batch raise actor.ppo_mini_batch_size)"
-            )
         if self.dmpo_base_loss in MODES:
             raise ConfigError(
                 f"policy_loss.dmpo_base_loss must be a policy loss without a group term, got {self.dmpo_base_loss!r}; "
@@ -218,6 +213,11 @@ def validate(config: DictConfig) -> None:
         raise ConfigError(
             f"actor_rollout_ref.actor.shuffle=True deals rollouts to mini-batches one by one and cuts the groups of "
             f"{mode}; set actor_rollout_ref.actor.shuffle=False"
+        )
+    if loss.dmpo_group_stats == "refresh" and actor.strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"policy_loss.dmpo_group_stats='refresh' works with actor_rollout_ref.actor.strategy=fsdp or fsdp2, got "
+            f"{actor.strategy!r}: elsewhere not every rank has the log-probabilities of its rows; set it to 'anchored'"
         )
     if OmegaConf.select(config, "distillation.enabled"):
         raise ConfigError(f"distillation.enabled=True does not work with {mode}; set distillation.enabled=False")

@@ -18,8 +18,12 @@ from .groups import sequence_scores
 # Fields that the controller stores with each rollout. The loss reads the first; the others are for recomputing the
 # coefficients on the workers.
 COEF_FIELD = "dmpo_coef"  # float32, d(beta * L) / d phi, normalised by the counted groups of the row's mini-batch
-GROUP_FIELD = "dmpo_group"  # int64, the row's group, -1 if the row does not count
+GROUP_FIELD = "dmpo_group"  # int64, the row's group; -1 if it does not count or is not whole in its mini-batch
 LOG_TARGET_FIELD = "dmpo_log_target"  # float32, log p
+SCALE_FIELD = "dmpo_scale"  # float32, what dL_g/dphi of the row is multiplied by to give the coefficient
+# Non-tensor item of a batch, set by the controller: "always", or "later" where the stored coefficients are those of
+# the current policy for the first mini-batch. Absent: they are used as they are.
+REFRESH = "dmpo_refresh"
 
 
 def dmpo_ppo_loss(
@@ -43,6 +47,7 @@ def dmpo_ppo_loss(
 
     Raises:
         MissingGroupsError: `dmpo_coef` is missing and groups may be cut.
+        RuntimeError: refreshed coefficients are asked for, and the worker is not ours.
         NotImplementedError: called for distillation.
     """
     settings = policy_loss_config(config.policy_loss)
@@ -52,6 +57,11 @@ def dmpo_ppo_loss(
         raise NotImplementedError(
             f"loss_mode {settings.loss_mode!r} does not work with distillation (called with {', '.join(kwargs)}); "
             "set distillation.enabled=False"
+        )
+    if REFRESH in data:
+        raise RuntimeError(
+            "policy_loss.dmpo_group_stats='refresh': this worker does not recompute the coefficients (its log says why "
+            "DMPO's worker is not in use); set it to 'anchored'"
         )
     if COEF_FIELD in data:
         coef = data[COEF_FIELD]

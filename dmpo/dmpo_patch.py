@@ -1,10 +1,12 @@
 """Installs DMPO into verl: the trainers, the Hydra group, and every replaced piece of verl in one place.
 
 Public hooks come first: trainers enter verl's registry (`register_trainer`), the loss goes through `set_loss_fn`, the
-Hydra group through Hydra's ConfigStore. Two things need more:
+Hydra group through Hydra's ConfigStore. Three things need more:
 
 - The trainers must be registered in the process that asks for them, after verl imported its own, and importing those
   takes seconds; so they are registered when `verl.trainer.ppo.v1` is imported, by whatever imports it.
+- The class of the actor's worker is an attribute of verl's `ActorRolloutRefWorker`, which a worker process imports by
+  name; it is set there when `verl.workers.engine_workers` is imported.
 - verl has no CPU platform. What must change for one, and only under VERL_PLATFORM=cpu, is listed in cpu/patches.py,
   which is applied through `after_import`.
 """
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 SUPPORTED_VERL = SpecifierSet(">=0.9.0,<0.10", prereleases=True)
 TRAINERS_MODULE = "verl.trainer.ppo.v1"
+WORKERS_MODULE = "verl.workers.engine_workers"
 
 # What our trainers build on: (module, attribute, parameters it must accept).
 _HOOKS = (
@@ -44,6 +47,8 @@ _HOOKS = (
     ),
     ("verl.trainer.ppo.v1.trainer_base", "register_trainer", ("name",)),
     ("verl.workers.engine_workers", "ActorRolloutRefWorker.set_loss_fn", ("loss_fn",)),
+    ("verl.workers.engine_workers", "TrainingWorker.train_mini_batch", ("data",)),
+    ("verl.workers.engine_workers", "TrainingWorker.train_batch", ("data",)),
     ("verl.workers.utils.losses", "ppo_loss", ("config", "model_output", "data", "dp_group")),
     ("verl.utils.seqlen_balancing", "calculate_workload", ()),
     ("transfer_queue", "kv_batch_get", ("keys", "partition_id", "select_fields")),
@@ -162,6 +167,7 @@ def install(package: str) -> None:
     """Make trainers and Hydra group available in this process; idempotent and cheap."""
     register_config_group(package)
     after_import(TRAINERS_MODULE, _register_trainers_or_log)
+    after_import(WORKERS_MODULE, _use_our_worker_or_log)
 
 
 def _register_trainers_or_log(module: ModuleType) -> None:
@@ -170,3 +176,15 @@ def _register_trainers_or_log(module: ModuleType) -> None:
     except Exception:
         # A run without DMPO must not fail for it. A DMPO run does: verl does not know its trainer then.
         logger.exception("The DMPO trainers are not available with this verl")
+
+
+def _use_our_worker_or_log(module: ModuleType) -> None:
+    """Let actors be verl's `TrainingWorker` with `RefreshMixin`, which does nothing unless a batch asks for it."""
+    try:
+        from .dmpo_worker import RefreshMixin
+
+        actor, base = module.ActorRolloutRefWorker, module.TrainingWorker
+        if actor.actor_worker_cls is base:
+            actor.actor_worker_cls = type("DMPOTrainingWorker", (RefreshMixin, base), {})
+    except Exception:
+        logger.exception("DMPO's refreshed group statistics are not available with this verl")

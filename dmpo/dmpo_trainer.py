@@ -24,7 +24,7 @@ from verl.utils.seqlen_balancing import calculate_workload
 from .config import DMPOPolicyLossConfig, is_dmpo, policy_loss_config, validate
 from .dealing import deal
 from .dmpo_core_algos import batch_statistics, group_labels
-from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD
+from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD, REFRESH, SCALE_FIELD
 from .dmpo_worker import install_loss
 from .groups import GroupStats
 from .report.metrics import sample_metrics
@@ -126,11 +126,13 @@ class DMPOTrainerMixin:
                 loss_scale_factor=actor.loss_scale_factor,
             )
         )
-        counts = (stats.group >= 0) & stats.counted[stats.group.clamp_min(0)] if len(stats.label) else stats.group >= 0
+        recomputable = stats.group >= 0
+        recomputable[recomputable.clone()] = (stats.counted & _whole(stats, mini_batch))[stats.group[recomputable]]
         fields = {
             COEF_FIELD: (beta * stats.coef).float(),
-            GROUP_FIELD: torch.where(counts, rows.label, -1),
+            GROUP_FIELD: torch.where(recomputable, rows.label, -1),
             LOG_TARGET_FIELD: stats.log_p.float(),
+            SCALE_FIELD: (beta * stats.weight).float(),
         }
         # Later steps must use the meta that this put returns, since an older one does not list the new fields; and a
         # field that is stored for some of the keys only would be dropped.
@@ -138,8 +140,16 @@ class DMPOTrainerMixin:
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
         )
         stored.extra_info.update(batch.extra_info or {})
+        if self._dmpo.dmpo_group_stats == "refresh":
+            stored.extra_info[REFRESH] = "later" if self._old_policy_is_current() else "always"
         stored.reorder(plan.order.tolist())
         return stored
+
+    def _old_policy_is_current(self) -> bool:
+        """Whether `old_log_probs` are those of the weights that the update starts from."""
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        # verl's separate_async keeps the old policy of its first local update for the others.
+        return not correction.get("bypass_mode", False) and self.local_trigger_step == 0
 
     def _actor_dp_size(self) -> int:
         """Data-parallel ranks that the batch is chunked over, as `PPOTrainer._balance_batch` finds them."""
@@ -309,14 +319,18 @@ def step_metrics(
 
 def _whole_group_fraction(stats: GroupStats, mini_batch: Tensor) -> float:
     """Share of the rows of groups with two members or more whose whole group is in their mini-batch; 1 without any."""
-    member = stats.group >= 0
-    group = stats.group[member]
+    group = stats.group[stats.group >= 0]
     several = (stats.size >= 2)[group]
     if not several.any():
         return 1.0
-    pairs = torch.unique(torch.stack([group, mini_batch[member]]), dim=1)
-    whole = torch.bincount(pairs[0], minlength=len(stats.size)) == 1
-    return whole[group][several].double().mean().item()
+    return _whole(stats, mini_batch)[group][several].double().mean().item()
+
+
+def _whole(stats: GroupStats, mini_batch: Tensor) -> Tensor:
+    """(N,) whether all valid rows of a group are in one mini-batch."""
+    member = stats.group >= 0
+    pairs = torch.unique(torch.stack([stats.group[member], mini_batch[member]]), dim=1)
+    return torch.bincount(pairs[0], minlength=len(stats.size)) == 1
 
 
 def _row_weights(rows: Rollouts, mini_batch: Tensor, loss_agg_mode: str, loss_scale_factor: float | None) -> Tensor:

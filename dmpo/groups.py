@@ -37,6 +37,7 @@ class GroupStats:
     Attributes:
         loss: scalar, mean of L_g over the counted groups (0 if none counts).
         coef: (B,), d loss / d phi; 0 for rows that do not count.
+        weight: (B,), what L_g of the row's group weighs in that mean, so that coef = weight * dL_g/dphi.
         p, q: (B,), target and policy distribution over the row's group; 0 for rows that are not valid.
         log_p: (B,), log of the target; 0 for rows that are not valid.
         group: (B,) int64, the row's position in the per-group tensors; -1 for rows that are not valid.
@@ -51,6 +52,7 @@ class GroupStats:
 
     loss: Tensor
     coef: Tensor
+    weight: Tensor
     p: Tensor
     q: Tensor
     log_p: Tensor
@@ -199,7 +201,8 @@ def group_statistics(
     else:
         batch_label, batch = torch.unique(mini_batch.to(device)[row], return_inverse=True)
         num_counted = share.new_zeros(batch_label.numel()).index_add_(0, batch, share)[batch]
-    coef = torch.where(counted[group], gradient / num_counted, 0)
+    weight = torch.where(counted[group], 1 / num_counted, 0)
+    coef = torch.where(counted[group], gradient * weight, 0)
     loss = torch.where(counted, group_loss, 0).sum() / counted.sum().clamp_min(1)
 
     def scatter(x: Tensor, fill: float = 0) -> Tensor:
@@ -208,6 +211,7 @@ def group_statistics(
     return GroupStats(
         loss=loss,
         coef=scatter(coef),
+        weight=scatter(weight),
         p=scatter(p),
         q=scatter(q),
         log_p=scatter(log_p),

@@ -22,7 +22,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # a rank that never arrives is an error on the others, not a hang
 
-# verl knows 16- and 32-bit types by these names; "fp64" is ours, see `_engine`.
+# verl knows 16- and 32-bit types by these names; "fp64" is ours, see `make_engine`.
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -71,7 +71,20 @@ def take(steps: list[Step], model: Path, work: Path, timeout: float) -> list[Out
         RuntimeError: the processes failed (the message ends with what they wrote) or did not finish in `timeout` s.
     """
     torch.save(steps, work / "steps.pt")
-    command = [sys.executable, "-m", f"{__package__}.engine_ranks", str(model), str(work)]
+    run_module("engine_ranks", model, work, timeout)
+    outcomes: dict[int, Outcome] = {}
+    for file in work.glob("outcomes_*.pt"):
+        outcomes |= torch.load(file, weights_only=False)
+    return [outcomes[i] for i in range(len(steps))]
+
+
+def run_module(name: str, model: Path, work: Path, timeout: float) -> None:
+    """Run a module of the tests as a process of its own, with a model and a working folder, on verl's CPU platform.
+
+    Raises:
+        RuntimeError: as for `take`.
+    """
+    command = [sys.executable, "-m", f"{__package__}.{name}", str(model), str(work)]
     env = os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     with open(work / "log", "w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -84,11 +97,7 @@ def take(steps: list[Step], model: Path, work: Path, timeout: float) -> list[Out
                 os.killpg(process.pid, signal.SIGKILL)  # the ranks too: they are in its process group
                 process.wait()
     if code != 0:
-        raise RuntimeError(f"engine ranks failed ({code}):\n{(work / 'log').read_text()[-4000:]}")
-    outcomes: dict[int, Outcome] = {}
-    for file in work.glob("outcomes_*.pt"):
-        outcomes |= torch.load(file, weights_only=False)
-    return [outcomes[i] for i in range(len(steps))]
+        raise RuntimeError(f"{name} failed ({code}):\n{(work / 'log').read_text()[-4000:]}")
 
 
 def norm_in_own_dtype(self: Qwen2RMSNorm, hidden_states: Tensor) -> Tensor:
@@ -97,8 +106,8 @@ def norm_in_own_dtype(self: Qwen2RMSNorm, hidden_states: Tensor) -> Tensor:
     return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
 
 
-def _engine(model: str, dtype: str) -> Any:
-    """verl's FSDP2 engine around the saved model, in this process group."""
+def make_engine(model: str, dtype: str, lr: float = 0.0) -> Any:
+    """verl's FSDP2 engine around the saved model, in this process group, with an optimizer that does not clip."""
     from verl.trainer.config import CheckpointConfig
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -124,7 +133,7 @@ def _engine(model: str, dtype: str) -> Any:
             use_torch_compile=False,
             use_remove_padding=False,
         ),
-        optimizer_config=FSDPOptimizerConfig(lr=0.0),
+        optimizer_config=FSDPOptimizerConfig(lr=lr, weight_decay=0.0, clip_grad=1e9),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()
@@ -178,7 +187,7 @@ def _rank(rank: int, world_size: int, steps: dict[int, Step], model: str, work: 
         timeout=COLLECTIVE_TIMEOUT,
     )
     Qwen2RMSNorm.forward = norm_in_own_dtype
-    engines = {dtype: _engine(model, dtype) for dtype in sorted({step.dtype for step in steps.values()})}
+    engines = {dtype: make_engine(model, dtype) for dtype in sorted({step.dtype for step in steps.values()})}
     outcomes = {i: _take_one(engines[step.dtype], step, rank) for i, step in steps.items()}
     if rank == 0:
         torch.save(outcomes, f"{work}/outcomes_{world_size}.pt")

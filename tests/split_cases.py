@@ -21,7 +21,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.config import FSDPActorConfig
 
 from dmpo.config import DMPOPolicyLossConfig
-from dmpo.dmpo_losses import COEF_FIELD, GROUP_FIELD
+from dmpo.dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD, SCALE_FIELD
 from dmpo.groups import group_statistics, sequence_scores
 
 from .engine_ranks import DTYPES, norm_in_own_dtype
@@ -228,6 +228,8 @@ def worker_batch(case: Case, dtype: str) -> TensorDict:
                 "advantages": advantages[i, : len(row["responses"])],
                 COEF_FIELD: coef[i],
                 GROUP_FIELD: torch.where(counts, stats.group, -1)[i],
+                LOG_TARGET_FIELD: stats.log_p[i],
+                SCALE_FIELD: settings.beta_at(1) * stats.weight[i],
             }
             for i, row in enumerate(whole.rows)
         ]

@@ -85,7 +85,6 @@ def test_every_mode_is_valid(default, loss_mode):
         ("dmpo_start_step", -1, "policy_loss.dmpo_start_step must be a whole number >= 0, got -1"),
         ("dmpo_warmup_steps", 2.5, "policy_loss.dmpo_warmup_steps must be a whole number >= 0, got 2.5"),
         ("dmpo_group_stats", "fresh", "policy_loss.dmpo_group_stats must be one of anchored, refresh, got 'fresh'"),
-        ("dmpo_group_stats", "refresh", "'refresh' is not available in this version; use 'anchored'"),
         ("dmpo_base_loss", "vanila", "policy_loss.dmpo_base_loss must be one of .*vanilla.*got 'vanila'"),
         ("dmpo_base_loss", "pure_dmpo", "policy_loss.dmpo_base_loss must be a policy loss without a group term"),
         ("dmpo_base_loss", "dro", "policy_loss.dro_beta must be a finite number > 0, got None"),
@@ -114,6 +113,13 @@ def test_what_does_not_work_with_groups_is_refused(default, key, value, message)
         validate(bad)
     # With a loss mode that is not ours the same configuration is none of our business.
     validate(changed(bad, **{f"{LOSS}.loss_mode": "vanilla"}))
+
+
+def test_refresh_needs_an_engine_whose_ranks_see_their_rows(default):
+    config = changed(default, **{f"{LOSS}.dmpo_group_stats": "refresh"})
+    validate(config)
+    with pytest.raises(ConfigError, match="dmpo_group_stats='refresh'.*fsdp2, got 'megatron'.*set it to 'anchored'"):
+        validate(changed(config, **{"actor_rollout_ref.actor.strategy": "megatron"}))
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus", "remax"])

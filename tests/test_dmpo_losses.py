@@ -331,6 +331,15 @@ def test_worker_loss_is_base_plus_dp_size_times_coefficients_times_scores(rows, 
     assert {"actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac"} <= set(metrics)
 
 
+def test_a_worker_that_does_not_refresh_is_noticed(rows):
+    model_output, data = worker_batch(*rows)
+    data.set_non_tensor("dmpo_refresh", "later")
+    with pytest.raises(RuntimeError, match="dmpo_group_stats='refresh'.*set it to 'anchored'"):
+        dmpo_ppo_loss(
+            config=actor_config(DMPOPolicyLossConfig(loss_mode="grpo_dmpo")), model_output=model_output, data=data
+        )
+
+
 def test_a_batch_without_coefficients_is_refused_unless_groups_are_whole(rows):
     rows, score = rows
     model_output, data = worker_batch(rows, score)

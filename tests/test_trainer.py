@@ -150,7 +150,7 @@ def flat(mini_batch):
     for data in mini_batch:
         columns = {
             name: data[name].unbind()
-            for name in ("old_log_probs", "response_mask", "rm_scores", "dmpo_coef", "dmpo_group")
+            for name in ("old_log_probs", "response_mask", "rm_scores", "dmpo_coef", "dmpo_group", "dmpo_scale")
         }
         columns["uid"] = tu.get(data, "uid")
         rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -295,6 +295,34 @@ def test_groups_that_cannot_be_packed_are_counted_by_their_share():
     expected, _ = expected_coefficients(every_row)
     coef = torch.stack([row["dmpo_coef"] for row in every_row])
     torch.testing.assert_close(coef, (expected * 3 / 1.5).float())
+    # A worker could not recompute the coefficients of the cut group from the rows of one mini-batch.
+    labels = {
+        f"prompt-{i}": {int(row["dmpo_group"]) for row in every_row if row["uid"] == f"prompt-{i}"} for i in range(3)
+    }
+    assert all(len(label) == 1 for label in labels.values())
+    assert sum(label == {-1} for label in labels.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("bypass", "local_step", "expected"), [(False, 0, "later"), (False, 1, "always"), (True, 0, "always")]
+)
+def test_workers_are_told_when_to_refresh_coefficients(bypass, local_step, expected):
+    trainer = make_trainer(f"{LOSS}.dmpo_group_stats=refresh", mode="separate_async")
+    trainer.config.algorithm.rollout_correction.bypass_mode = bypass
+    trainer.local_trigger_step = local_step
+    batch, _ = put_rollouts([N] * 16)
+    _, mini_batches = update(trainer, batch)
+    assert {tu.get(data, "dmpo_refresh") for mini_batch in mini_batches for data in mini_batch} == {expected}
+    for row in flat(mini_batches[0]):
+        # What the worker multiplies dL_g/dphi by: beta over the groups counted in the mini-batch.
+        assert row["dmpo_scale"] == pytest.approx(1 / 4)
+
+
+def test_workers_are_told_nothing_where_coefficients_are_anchored():
+    trainer = make_trainer()
+    batch, _ = put_rollouts([N] * 16)
+    _, mini_batches = update(trainer, batch)
+    assert tu.get(mini_batches[0][0], "dmpo_refresh") is None
 
 
 @pytest.mark.parametrize("mode", MODES)

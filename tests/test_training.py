@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent.parent
 MINUTES = 8
 PROMPTS, N = 16, 8
 LOSS = "actor_rollout_ref.actor.policy_loss"
+# The second update has coefficients that the workers recomputed; one that does not is an error in the loss.
+TWO_REFRESHED_EPOCHS = (f"{LOSS}.dmpo_group_stats=refresh", "actor_rollout_ref.actor.ppo_epochs=2")
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,7 @@ def two_ranks(folder):
         "two_ranks",
         "dmpo.main_dmpo --config-name=dmpo_cpu",
         f"{LOSS}.dmpo_beta=2",
+        *TWO_REFRESHED_EPOCHS,
         "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
@@ -141,13 +144,15 @@ def test_training_changes_the_weights(folder, two_ranks):
 
 
 def test_one_rank_with_other_micro_batches_takes_the_same_step(folder, two_ranks):
-    """The same rollouts on one rank, in dynamic micro-batches: the same gradient norm to 1e-4, the same statistics."""
+    """The same rollouts on one rank, in dynamic micro-batches: the same statistics, and the same gradient norms (their
+    mean over both updates, the second at a policy that has moved and with refreshed coefficients)."""
     expected = trained(two_ranks, steps=2)[0]
     result = train(
         folder,
         "one_rank",
         "dmpo.main_dmpo --config-name=dmpo_cpu",
         f"{LOSS}.dmpo_beta=2",
+        *TWO_REFRESHED_EPOCHS,
         "trainer.total_training_steps=1",
         "actor_rollout_ref.actor.use_dynamic_bsz=True",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=300",
@@ -155,7 +160,7 @@ def test_one_rank_with_other_micro_batches_takes_the_same_step(folder, two_ranks
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=500",
     )
     (metrics,) = trained(result, steps=1)
-    assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
+    assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-3)
     for name in ("dmpo/loss", "dmpo/forward_kl", "dmpo/pg_grad_ratio", "critic/score/mean"):
         assert metrics[name] == pytest.approx(expected[name], rel=1e-3), name
 
@@ -189,10 +194,11 @@ def test_verls_own_entry_point_trains_with_one_override(folder, two_ranks):
         "trainer.logger=[console,file]",
         "trainer.total_training_steps=1",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        *TWO_REFRESHED_EPOCHS,
     )
     (metrics,) = trained(result, steps=1)
     assert metrics["dmpo/whole_group_frac"] == 1.0
-    assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)
+    assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-3)
 
 
 def test_a_dmpo_mode_without_the_override_stops_at_the_first_update(folder):
