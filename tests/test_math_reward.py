@@ -146,3 +146,22 @@ def test_the_last_answer_counts():
     assert final_answer("\\boxed{1} then\nAnswer: 2")[0] == "2"
     assert final_answer(r"\boxed{1} and \boxed{2")[0] == "1"
     assert final_answer(r"Answer: \boxed{\frac{1}{2}} or so")[0] == r"\frac{1}{2}"
+
+
+def test_a_reward_that_cannot_compare_says_so_instead_of_calling_every_answer_wrong():
+    code = (
+        "import multiprocessing\n"
+        "from dmpo.tasks.math.reward import RewardUnavailable, compute_score\n"
+        "def work():\n"
+        "    assert compute_score('', 'so \\\\boxed{3}', '3')['acc'] == 1\n"  # equal text needs no comparison
+        "    try:\n"
+        "        compute_score('', 'so \\\\boxed{1+1}', '2')\n"
+        "    except RewardUnavailable as error:\n"
+        "        print(error)\n"
+        "process = multiprocessing.get_context('fork').Process(target=work, daemon=True)\n"
+        "process.start()\n"
+        "process.join()\n"
+    )
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
+    assert "does not start" in done.stdout and "daemon" in done.stdout, done.stdout + done.stderr

@@ -37,6 +37,10 @@ def smollm2() -> tuple[PreTrainedModel, Any]:
     print(f"reading {file.name}, about a minute")
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # The file names <|im_start|> as the end and no padding; the template ends a turn with <|im_end|>.
+    tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     return model, tokenizer
 
 

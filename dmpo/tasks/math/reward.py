@@ -7,12 +7,12 @@ Answers are compared in a process of their own, which is ended and replaced when
 time limit needs the main thread, and verl calls reward functions in others.
 """
 
-import atexit
 import functools
 import multiprocessing
 import re
 import threading
 from concurrent.futures import TimeoutError as Timeout
+from multiprocessing.util import Finalize
 from typing import Any
 
 from pebble import ProcessPool
@@ -46,7 +46,7 @@ def compute_score(
     timeout: float = 5.0,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Score one response; never raises, and takes little more than `timeout` seconds.
+    """Score one response; raises for none, and takes little more than `timeout` seconds.
 
     Args:
         data_source, extra_info, kwargs: not used; verl passes them.
@@ -59,6 +59,9 @@ def compute_score(
     Returns:
         `score` = `acc` + `format_reward` * `format`; `acc` and `format`, 0 or 1; `answer`, a name of the final answer
         that is equal for most ways to write it, "" if there is none; `timeout`, 1 if comparing took too long.
+
+    Raises:
+        RewardUnavailable: answers cannot be compared here at all, whatever the response.
     """
     answer, reasoned = final_answer(solution_str)
     acc, name, late = _judge(str(ground_truth).strip(), answer, timeout) if answer else (False, "", False)
@@ -152,8 +155,9 @@ def _judge(gold: str, answer: str, timeout: float) -> tuple[bool, str, bool]:
         letters = sorted(set(_LETTER.findall(_WRAPPER.sub("", answer))))
         right = letters == [choice.group(1)]
         return right, plain_gold if right else ",".join(letters) or plain, False
+    pool = _pool()
     try:
-        right, name = _pool().schedule(_grade, args=(_bare(gold), answer), timeout=timeout).result()
+        right, name = pool.schedule(_grade, args=(_bare(gold), answer), timeout=timeout).result()
     except Timeout:
         return False, plain, True
     except Exception:  # whatever a library does with such an answer, and the death of the process
@@ -175,6 +179,11 @@ def _start() -> None:
     grade("1", "2")
 
 
+class RewardUnavailable(RuntimeError):
+    """Answers cannot be compared here at all. Without this error every one would be wrong."""
+
+
+_STARTING = 300  # s
 _lock = threading.Lock()
 _pools: list[ProcessPool] = []
 
@@ -184,11 +193,22 @@ def _pool() -> ProcessPool:
     with _lock:
         if not _pools or not _pools[0].active:
             context = multiprocessing.get_context("spawn")
-            _pools[:] = [ProcessPool(max_workers=1, context=context, initializer=_start)]
+            pool = ProcessPool(max_workers=1, context=context, initializer=_start)
+            try:
+                works, _ = pool.schedule(_grade, args=("2", "1+1"), timeout=_STARTING).result()
+            except Exception as error:
+                raise RewardUnavailable(
+                    f"the process that compares mathematical answers does not start ({type(error).__name__}: {error}); "
+                    "it needs `pip install 'math-verify[antlr4_9_3]' pebble`, and a parent that may have children "
+                    "(multiprocessing's daemons may not)"
+                ) from error
+            if not works:
+                raise RewardUnavailable("math-verify says that 1+1 is not 2: reinstall math-verify[antlr4_9_3]")
+            _pools[:] = [pool]
+            Finalize(None, _stop, exitpriority=10)  # unlike atexit, also at the end of multiprocessing's children
         return _pools[0]
 
 
-@atexit.register
 def _stop() -> None:
     for pool in _pools:
         pool.stop()
