@@ -71,9 +71,12 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
         dmpo_zero_signal: groups with equal scores: "keep", "skip", "keep_solved"; null takes the mode's.
         dmpo_solved_score: a group with equal scores is solved if its score reaches this.
         dmpo_base_loss: verl's policy loss that the group term is added to.
-        dmpo_group_stats: "anchored": coefficients once per batch, from old_log_probs.
+        dmpo_group_stats: "anchored": coefficients once per batch, from old_log_probs; "refresh": recomputed by the
+            workers before each mini-batch by which the policy has moved.
         dmpo_start_step: first training step (counted from 1) at which the group term is on.
         dmpo_warmup_steps: steps over which the weight ramps up linearly from there.
+        dmpo_grad_ratio: wanted size of the group term's gradient beside the policy gradient's, > 0; it then decides
+            about the weight, and dmpo_beta is the weight until both have been seen. null: the weight is dmpo_beta.
     """
 
     dmpo_beta: float = 1.0
@@ -88,6 +91,7 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
     dmpo_group_stats: str = "anchored"
     dmpo_start_step: int = 0
     dmpo_warmup_steps: int = 0
+    dmpo_grad_ratio: float | None = None
 
     def __post_init__(self) -> None:
         if self.loss_mode == "dro":
@@ -101,6 +105,13 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
         _require_number("dmpo_solved_score", self.dmpo_solved_score, remedy)
         for name in ("dmpo_start_step", "dmpo_warmup_steps"):
             _require_number(name, getattr(self, name), "0 switches it off", least=0, whole=True)
+        if self.dmpo_grad_ratio is not None:
+            _require_number("dmpo_grad_ratio", self.dmpo_grad_ratio, "null leaves the weight to dmpo_beta", above=0)
+            if not (self.mode.base and self.mode.weighted):
+                raise ConfigError(
+                    f"policy_loss.dmpo_grad_ratio={self.dmpo_grad_ratio} needs a mode with a policy gradient, and "
+                    f"{self.loss_mode!r} has none; set it to null, or use grpo_{self.loss_mode.removeprefix('pure_')}"
+                )
         _require_choice("dmpo_target", self.dmpo_target, ("reward", "advantage"))
         _require_choice("dmpo_length_norm", self.dmpo_length_norm, LENGTH_NORMS)
         _require_choice("dmpo_divergence", self.dmpo_divergence, (None, *DIVERGENCES))
@@ -130,14 +141,18 @@ class DMPOPolicyLossConfig(PolicyLossConfig):
         """Weight of the group term, schedule aside."""
         return self.dmpo_beta if self.mode.weighted else 1.0
 
-    def beta_at(self, step: int) -> float:
-        """Weight of the group term at a training step (counted from 1)."""
+    def ramp_at(self, step: int) -> float:
+        """From 0 (the group term is off) to 1 at a training step (counted from 1)."""
         if step < self.dmpo_start_step:
             return 0.0
         if not self.dmpo_warmup_steps:
-            return self.beta
+            return 1.0
         done = step - max(self.dmpo_start_step, 1) + 1
-        return self.beta * min(1.0, done / self.dmpo_warmup_steps)
+        return min(1.0, done / self.dmpo_warmup_steps)
+
+    def beta_at(self, step: int) -> float:
+        """Weight of the group term at a training step (counted from 1), where `dmpo_grad_ratio` does not set it."""
+        return self.beta * self.ramp_at(step)
 
 
 def policy_loss_config(policy_loss: Any, loss_mode: str | None = None) -> DMPOPolicyLossConfig:

@@ -9,7 +9,9 @@ They also add to verl's validation metrics what several samples per prompt show 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +28,16 @@ from .dealing import deal
 from .dmpo_core_algos import batch_statistics, group_labels
 from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD, REFRESH, SCALE_FIELD
 from .dmpo_worker import install_loss
+from .grad_ratio import GradRatioController
 from .groups import GroupStats
 from .report.metrics import sample_metrics
 
 _FIELDS = ["uid", "response_mask", "old_log_probs", "rm_scores", "advantages"]
+
+logger = logging.getLogger(__name__)
+
+GRAD_RATIO_FILE = "dmpo_grad_ratio.json"
+"""In a checkpoint's folder."""
 
 
 class DMPOTrainerMixin:
@@ -51,11 +59,34 @@ class DMPOTrainerMixin:
         validate(config)
         super().__init__(config)
         self._dmpo = policy_loss_config(config.actor_rollout_ref.actor.policy_loss) if is_dmpo(config) else None
+        self._grad_ratio: GradRatioController | None = None
+        if self._dmpo is not None and self._dmpo.dmpo_grad_ratio is not None:
+            self._grad_ratio = GradRatioController(self._dmpo.dmpo_grad_ratio, self._dmpo.beta)
 
     def _setup(self) -> None:
         super()._setup()
         if self._dmpo is not None:
             install_loss(self.actor_rollout_wg, self.config.actor_rollout_ref.actor)
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's part, which ends by naming this checkpoint as the last one.
+        if self._grad_ratio is not None:
+            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            self._grad_ratio.save(folder / GRAD_RATIO_FILE)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self._grad_ratio is None or not self.global_steps:
+            return
+        trainer = self.config.trainer
+        folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        if trainer.resume_mode == "resume_path":
+            folder = Path(trainer.resume_from_path)
+        if (folder / GRAD_RATIO_FILE).exists():
+            self._grad_ratio.load(folder / GRAD_RATIO_FILE)
+        else:
+            logger.warning("%s has no %s: dmpo_grad_ratio starts anew", folder, GRAD_RATIO_FILE)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._dmpo is not None:
@@ -114,18 +145,13 @@ class DMPOTrainerMixin:
         )
         mini_batch = torch.from_numpy(plan.mini_batch)
         stats = rows.statistics(self._dmpo, mini_batch)
-        beta = self._dmpo.beta_at(self.global_steps)
-        metrics.update(
-            step_metrics(
-                rows,
-                stats,
-                mini_batch,
-                beta,
-                settings=self._dmpo,
-                loss_agg_mode=actor.loss_agg_mode,
-                loss_scale_factor=actor.loss_scale_factor,
+        gradient = None
+        if self._dmpo.mode.base:
+            gradient = policy_gradient(
+                rows, mini_batch, self._dmpo.dmpo_length_norm, actor.loss_agg_mode, actor.loss_scale_factor
             )
-        )
+        beta = self._beta(stats, gradient)
+        metrics.update(step_metrics(stats, mini_batch, beta, gradient))
         recomputable = stats.group >= 0
         recomputable[recomputable.clone()] = (stats.counted & _whole(stats, mini_batch))[stats.group[recomputable]]
         fields = {
@@ -144,6 +170,14 @@ class DMPOTrainerMixin:
             stored.extra_info[REFRESH] = "later" if self._old_policy_is_current() else "always"
         stored.reorder(plan.order.tolist())
         return stored
+
+    def _beta(self, stats: GroupStats, gradient: Tensor | None) -> float:
+        """Weight of the group term in this step."""
+        if self._grad_ratio is None:
+            return self._dmpo.beta_at(self.global_steps)
+        norm = gradient.norm()
+        ratio = (stats.coef.norm() / norm).item() if norm > 0 else None
+        return self._grad_ratio.update(ratio) * self._dmpo.ramp_at(self.global_steps)
 
     def _old_policy_is_current(self) -> bool:
         """Whether `old_log_probs` are those of the weights that the update starts from."""
@@ -275,20 +309,25 @@ class Rollouts:
         )
 
 
-def step_metrics(
-    rows: Rollouts,
-    stats: GroupStats,
-    mini_batch: Tensor,
-    beta: float,
-    *,
-    settings: DMPOPolicyLossConfig,
-    loss_agg_mode: str,
-    loss_scale_factor: float | None = None,
-) -> dict[str, float]:
+def policy_gradient(
+    rows: Rollouts, mini_batch: Tensor, length_norm: str, loss_agg_mode: str, loss_scale_factor: float | None = None
+) -> Tensor:
+    """(B,) gradient of verl's policy loss of each mini-batch with respect to phi, at the policy that generated."""
+    gradient = -rows.advantage * _row_weights(rows, mini_batch, loss_agg_mode, loss_scale_factor)
+    return gradient / rows.tokens.clamp_min(1) if length_norm == "sum" else gradient
+
+
+def step_metrics(stats: GroupStats, mini_batch: Tensor, beta: float, gradient: Tensor | None) -> dict[str, float]:
     """`dmpo/*` metrics of one step, over the whole batch. See docs/metrics.md.
 
     Figures that do not exist in a step (entropies where no group counts, the gradient ratio where every advantage is 0
     or the mode has no base loss) are left out.
+
+    Args:
+        stats: of the batch.
+        mini_batch: (B,) the mini-batch of each row.
+        beta: weight of the group term.
+        gradient: (B,) see `policy_gradient`; None for a mode without base loss.
     """
     counted = stats.counted
     metrics = {
@@ -303,17 +342,12 @@ def step_metrics(
     if counted.any():
         for name in ("target_entropy", "policy_entropy", "target_ess", "forward_kl", "reverse_kl"):
             metrics[f"dmpo/{name}"] = getattr(stats, name)[counted].mean()
-    if settings.mode.base:
-        weight = _row_weights(rows, mini_batch, loss_agg_mode, loss_scale_factor)
-        policy_gradient = -rows.advantage * weight
-        if settings.dmpo_length_norm == "sum":
-            policy_gradient = policy_gradient / rows.tokens.clamp_min(1)
+    if gradient is not None and (norm := gradient.norm()) > 0:
         matching = beta * stats.coef
-        norm, matching_norm = policy_gradient.norm(), matching.norm()
-        if norm > 0:
-            metrics["dmpo/pg_grad_ratio"] = matching_norm / norm
-            if matching_norm > 0:
-                metrics["dmpo/pg_grad_cos"] = (policy_gradient @ matching) / (norm * matching_norm)
+        matching_norm = matching.norm()
+        metrics["dmpo/pg_grad_ratio"] = matching_norm / norm
+        if matching_norm > 0:
+            metrics["dmpo/pg_grad_cos"] = (gradient @ matching) / (norm * matching_norm)
     return {name: float(value) for name, value in metrics.items()}
 
 

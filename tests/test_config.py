@@ -85,6 +85,7 @@ def test_every_mode_is_valid(default, loss_mode):
         ("dmpo_start_step", -1, "policy_loss.dmpo_start_step must be a whole number >= 0, got -1"),
         ("dmpo_warmup_steps", 2.5, "policy_loss.dmpo_warmup_steps must be a whole number >= 0, got 2.5"),
         ("dmpo_group_stats", "fresh", "policy_loss.dmpo_group_stats must be one of anchored, refresh, got 'fresh'"),
+        ("dmpo_grad_ratio", 0.0, "policy_loss.dmpo_grad_ratio must be a finite number > 0, got 0.0; null leaves"),
         ("dmpo_base_loss", "vanila", "policy_loss.dmpo_base_loss must be one of .*vanilla.*got 'vanila'"),
         ("dmpo_base_loss", "pure_dmpo", "policy_loss.dmpo_base_loss must be a policy loss without a group term"),
         ("dmpo_base_loss", "dro", "policy_loss.dro_beta must be a finite number > 0, got None"),
@@ -113,6 +114,14 @@ def test_what_does_not_work_with_groups_is_refused(default, key, value, message)
         validate(bad)
     # With a loss mode that is not ours the same configuration is none of our business.
     validate(changed(bad, **{f"{LOSS}.loss_mode": "vanilla"}))
+
+
+@pytest.mark.parametrize("mode", ["pure_dmpo", "dmpo_zero"])
+def test_a_gradient_ratio_needs_a_policy_gradient(default, mode):
+    config = changed(default, **{f"{LOSS}.dmpo_grad_ratio": 0.5})
+    validate(config)
+    with pytest.raises(ConfigError, match=f"dmpo_grad_ratio=0.5 needs .* '{mode}' has none; .*null, or use grpo_dmpo"):
+        validate(changed(config, **{f"{LOSS}.loss_mode": mode}))
 
 
 def test_refresh_needs_an_engine_whose_ranks_see_their_rows(default):

@@ -197,6 +197,41 @@ def test_base_loss_may_be_any_registered_loss(rows):
     torch.testing.assert_close(loss, expected)
 
 
+BASE_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - set(MODES) - {"bypass_mode"})
+
+
+def test_all_of_verls_losses_are_tried_as_a_base():
+    # `bypass_mode` is a wrapper of other losses that verl's V1 trainer does not use.
+    expected = "cispo clip_cov dppo_kl dppo_tv dro geo_mean gpg gspo kl_cov sapo vanilla"
+    assert set(expected.split()) <= set(BASE_LOSSES)
+
+
+@pytest.mark.parametrize("base", BASE_LOSSES)
+@pytest.mark.parametrize("size", [B, 5, 1], ids=lambda size: f"micro-batches of {size}")
+def test_group_term_is_added_to_any_base_loss_and_does_not_depend_on_the_split(rows, base, size):
+    """Loss and gradient over micro-batches less verl's own for that base are the coefficients times the scores."""
+    rows, score = rows
+    rows["response_mask"][:, :2] = True  # some of verl's losses need more than one token
+    coef, order = torch.randn(B), torch.randperm(B)
+    settings = dict(dmpo_beta=2.0, dro_beta=1.0, clip_cov_ratio=0.5, kl_cov_ratio=0.5)
+    ours = actor_config(DMPOPolicyLossConfig(loss_mode="grpo_dmpo", dmpo_base_loss=base, **settings))
+    theirs = actor_config(DMPOPolicyLossConfig(loss_mode=base, **settings))
+    total, gradient = 0, 0
+    for part in order.split(size):
+        some = {name: value[part] for name, value in rows.items()}
+        model_output, data = worker_batch(some, score[part], dmpo_coef=coef[part])
+        random = torch.get_rng_state()  # clip_cov draws tokens
+        loss, _ = dmpo_ppo_loss(config=ours, model_output=model_output, data=data)
+        torch.set_rng_state(random)
+        without, _ = ppo_loss(config=theirs, model_output=model_output, data=data)
+        total = total + (loss - without).detach()
+        gradient = gradient + torch.autograd.grad(loss - without, rows["log_prob"])[0]
+    expected = 2 * (coef * sequence_scores(rows["log_prob"], rows["response_mask"])).sum()
+    torch.testing.assert_close(total, expected.detach(), rtol=1e-9, atol=1e-9)
+    expected = torch.autograd.grad(expected, rows["log_prob"])[0]
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
 # --- dro ---------------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +293,7 @@ def test_dro_without_a_positive_beta_is_refused(rows, beta):
 
 def worker_batch(rows, score, **fields):
     """Model output and batch as verl's engine gives them to a loss: jagged, with prompts in front."""
-    lengths = rows["response_mask"].sum(-1).tolist()
+    lengths, count = rows["response_mask"].sum(-1).tolist(), len(score)
     prompt_length = 2
 
     def nested(parts):
@@ -271,22 +306,22 @@ def worker_batch(rows, score, **fields):
     filler = torch.zeros(prompt_length - 1, dtype=torch.float64)
     last = torch.zeros(1, dtype=torch.float64)
     log_probs = nested([torch.cat([filler, row[:n], last]) for row, n in zip(rows["log_prob"], lengths, strict=True)])
-    rm_scores = torch.zeros(B, T)
+    rm_scores = torch.zeros(count, T)
     for i, n in enumerate(lengths):
         rm_scores[i, n - 1] = score[i]
     data = TensorDict(
         {
             "prompts": nested([torch.ones(prompt_length, dtype=torch.long) for _ in lengths]),
-            "responses": ragged(torch.ones(B, T, dtype=torch.long)),
+            "responses": ragged(torch.ones(count, T, dtype=torch.long)),
             "response_mask": ragged(rows["response_mask"].long()),
             "old_log_probs": ragged(rows["old_log_prob"]),
             "advantages": ragged(rows["advantages"]),
             "ref_log_prob": ragged(rows["old_log_prob"] - 0.1),
             "rm_scores": ragged(rm_scores),
-            "uid": NonTensorStack(*UIDS),
+            "uid": NonTensorStack(*UIDS[:count]),
             **fields,
         },
-        batch_size=B,
+        batch_size=count,
     )
     for name, value in dict(dp_size=2, batch_num_tokens=40, global_batch_size=2 * B).items():
         data.set_non_tensor(name, value)

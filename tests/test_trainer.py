@@ -23,7 +23,7 @@ from verl.utils.transferqueue_utils import tqbridge
 from dmpo.config import ConfigError, policy_loss_config
 from dmpo.dmpo_losses import dmpo_ppo_loss
 from dmpo.dmpo_patch import register_trainers
-from dmpo.dmpo_trainer import Rollouts, final_lengths, step_metrics, validation_metrics
+from dmpo.dmpo_trainer import Rollouts, final_lengths, policy_gradient, step_metrics, validation_metrics
 from dmpo.groups import NonFiniteGroupError, sequence_scores
 
 from . import reference
@@ -364,6 +364,47 @@ def test_the_weight_of_the_step_is_in_the_coefficients():
     assert torch.equal(coefficients[9], coefficients[4])
 
 
+def test_a_wanted_gradient_ratio_sets_beta_and_goes_on_after_a_resumption(tmp_path):
+    overrides = [
+        f"{LOSS}.dmpo_grad_ratio=0.25",
+        f"{LOSS}.dmpo_warmup_steps=4",
+        f"trainer.default_local_dir={tmp_path}",
+    ]
+    batches = [put_rollouts([N] * 16, seed=seed)[0] for seed in range(3)]
+
+    def trainer_at(step):
+        trainer = make_trainer(*overrides, step=step)
+        trainer.actor_rollout_wg.save_checkpoint = trainer.actor_rollout_wg.load_checkpoint = lambda *_, **__: None
+        trainer.train_dataloader = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        return trainer
+
+    def step(trainer, number):
+        trainer.global_steps = number
+        metrics, mini_batches = update(trainer, batches[number - 1])
+        for mini_batch in mini_batches:
+            rows = flat(mini_batch)
+            coef, _ = expected_coefficients(rows, beta=metrics["dmpo/beta"])
+            torch.testing.assert_close(torch.stack([row["dmpo_coef"] for row in rows]), coef.float())
+        return metrics
+
+    whole = trainer_at(1)
+    metrics = [step(whole, number) for number in (1, 2, 3)]
+    # The first step has its own ratio for an average, and a quarter of the ramp; the later ones have neither.
+    assert metrics[0]["dmpo/pg_grad_ratio"] == pytest.approx(0.25 / 4)
+    at_one = [m["dmpo/pg_grad_ratio"] / m["dmpo/beta"] for m in metrics]
+    assert metrics[1]["dmpo/beta"] == pytest.approx(
+        0.5 * 0.25 / math.exp((0.9 * math.log(at_one[0]) + math.log(at_one[1])) / 1.9)
+    )
+    first = trainer_at(1)
+    for number in (1, 2):
+        step(first, number)
+    first._save_checkpoint()
+    second = trainer_at(0)
+    second._load_checkpoint()
+    assert second.global_steps == 2
+    assert step(second, 3)["dmpo/beta"] == pytest.approx(metrics[2]["dmpo/beta"])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_set_up_installs_the_loss_and_keeps_verls_trainer_mode(mode, monkeypatch):
     trainer = make_trainer(mode=mode)
@@ -439,7 +480,7 @@ def test_gradient_ratio_and_cosine_are_those_of_verls_policy_gradient(loss_agg_m
     settings = policy_loss_config({"loss_mode": "grpo_dmpo", "dmpo_length_norm": length_norm})
     mini_batch = uid // 2
     stats = rows.statistics(settings, mini_batch)
-    metrics = step_metrics(rows, stats, mini_batch, 0.5, settings=settings, loss_agg_mode=loss_agg_mode)
+    metrics = step_metrics(stats, mini_batch, 0.5, policy_gradient(rows, mini_batch, length_norm, loss_agg_mode))
 
     mask = dense["response_mask"]
     phi = torch.zeros(len(uid), dtype=torch.float64, requires_grad=True)
@@ -455,10 +496,10 @@ def test_gradient_ratio_and_cosine_are_those_of_verls_policy_gradient(loss_agg_m
             loss_agg_mode,
             global_batch_size=int(chosen.sum()),
         )
-    (policy_gradient,) = torch.autograd.grad(loss, phi)
+    (gradient,) = torch.autograd.grad(loss, phi)
     matching = 0.5 * stats.coef
-    assert metrics["dmpo/pg_grad_ratio"] == pytest.approx((matching.norm() / policy_gradient.norm()).item(), rel=1e-6)
-    cosine = torch.nn.functional.cosine_similarity(matching, policy_gradient, dim=0).item()
+    assert metrics["dmpo/pg_grad_ratio"] == pytest.approx((matching.norm() / gradient.norm()).item(), rel=1e-6)
+    cosine = torch.nn.functional.cosine_similarity(matching, gradient, dim=0).item()
     assert metrics["dmpo/pg_grad_cos"] == pytest.approx(cosine, rel=1e-6)
 
 

@@ -214,3 +214,36 @@ def test_a_dmpo_mode_without_the_override_stops_at_the_first_update(folder):
     )
     assert status != 0 and metrics == []
     assert "MissingGroupsError" in output and "+dmpo=default" in output
+
+
+@pytest.mark.slow
+def test_beta_goes_on_from_a_checkpoint(folder):
+    """`dmpo_grad_ratio` and the ramp across a resumption: beta of every step follows from all steps' ratios."""
+    metrics = []
+    for steps in (2, 4):
+        result = train(
+            folder,
+            "grad_ratio",
+            "dmpo.main_dmpo --config-name=dmpo_cpu",
+            f"{LOSS}.dmpo_grad_ratio=0.5",
+            f"{LOSS}.dmpo_start_step=2",
+            f"{LOSS}.dmpo_warmup_steps=2",
+            f"trainer.total_training_steps={steps}",
+            "trainer.total_epochs=4",
+            "trainer.save_freq=2",
+            f"hydra.run.dir={folder / f'hydra-{steps}'}",
+        )
+        metrics += trained(result, steps=2)
+    assert [step["training/global_step"] for step in metrics] == [1, 2, 3, 4]
+    beta = [step["dmpo/beta"] for step in metrics]
+    assert beta[0] == 0  # GRPO first, then half the weight, then all of it
+    state = json.loads((folder / "grad_ratio" / "global_step_4" / "dmpo_grad_ratio.json").read_text())
+    # The second run starts from the first one's average: four steps with a ratio, weighted .9^3, .9^2, .9, 1.
+    assert state["weight"] == pytest.approx(0.1 * (1 + 0.9 + 0.9**2 + 0.9**3))
+    assert beta[3] == pytest.approx(state["beta"])
+    at_one = [step["dmpo/pg_grad_ratio"] / step["dmpo/beta"] for step in metrics[1:]]
+    # Step 1 logs no ratio at beta 0: it is what is missing in the state.
+    later = sum(0.9 ** (2 - i) * math.log(ratio) for i, ratio in enumerate(at_one))
+    first = (state["sum"] / 0.1 - later) / 0.9**3
+    mean = (0.9**2 * first + 0.9 * math.log(at_one[0]) + math.log(at_one[1])) / (0.9**2 + 0.9 + 1)
+    assert beta[2] == pytest.approx(0.5 / math.exp(mean), rel=1e-6)
