@@ -283,6 +283,57 @@ def test_every_output_of_a_session_is_a_member_of_the_group():
         torch.testing.assert_close(torch.stack([row["dmpo_coef"] for row in rows]), expected.float())
 
 
+@pytest.mark.parametrize("score", [0.0, 1.0])
+@pytest.mark.parametrize("loss_mode", ["grpo_dmpo", "grpo_dmpo_zero", "grpo_dmpo_fkl"])
+def test_many_steps_without_any_signal_stay_finite(loss_mode, score):
+    """All rewards equal in every group, step after step: finite metrics, and no group term where none belongs."""
+
+    def level(rows):
+        for row in rows.values():
+            row["rm_scores"].zero_()
+            row["rm_scores"][-1] = score
+            row["advantages"].zero_()
+
+    trainer = make_trainer(f"{LOSS}.loss_mode={loss_mode}", f"{LOSS}.dmpo_grad_ratio=0.5")
+    for step in range(1, 4):
+        trainer.global_steps = step
+        metrics, mini_batches = update(trainer, put_rollouts([N] * 16, seed=step, edit=level)[0])
+        assert all(math.isfinite(value) for value in metrics.values()), metrics
+        assert metrics["dmpo/beta"] == 1.0  # there was never a ratio
+        coef = torch.stack([row["dmpo_coef"] for mini_batch in mini_batches for row in flat(mini_batch)])
+        kept = loss_mode == "grpo_dmpo" or (loss_mode == "grpo_dmpo_fkl" and score == 1.0)
+        assert metrics["dmpo/active_groups"] == (16 if kept else 0)
+        assert coef.isfinite().all() and bool(coef.any()) == kept
+
+
+def test_groups_of_one_and_empty_responses_take_no_part():
+    def empty(rows):
+        for key, row in rows.items():
+            if key.startswith("prompt-3_"):
+                row["response_mask"].zero_()
+
+    trainer = make_trainer(mini_batch=2, dp_size=1)
+    # Eight rows a mini-batch; prompts 0 and 1 have one rollout each.
+    batch, _ = put_rollouts([1, 1, N, N, N, 2], edit=empty)
+    metrics, mini_batches = update(trainer, batch)
+    assert metrics["dmpo/groups"] == 5 and metrics["dmpo/active_groups"] == 3
+    assert all(math.isfinite(value) for value in metrics.values()), metrics
+    for row in (row for mini_batch in mini_batches for row in flat(mini_batch)):
+        if row["uid"] in ("prompt-0", "prompt-1", "prompt-3"):
+            assert row["dmpo_coef"] == 0 and row["dmpo_group"] == -1
+
+
+def test_a_uid_that_comes_back_in_a_later_batch_is_a_new_group():
+    trainer = make_trainer()
+    for step in (1, 2):
+        trainer.global_steps = step
+        _, mini_batches = update(trainer, put_rollouts([N] * 16, seed=step)[0])
+        for mini_batch in mini_batches:
+            rows = flat(mini_batch)
+            expected, _ = expected_coefficients(rows)
+            torch.testing.assert_close(torch.stack([row["dmpo_coef"] for row in rows]), expected.float())
+
+
 def test_groups_that_cannot_be_packed_are_counted_by_their_share():
     """Three groups of 8 rows in two mini-batches of 12: one is cut, and the metric says so."""
     trainer = make_trainer("actor_rollout_ref.rollout.n=4", mini_batch=3, dp_size=1)
