@@ -70,7 +70,7 @@ def time_steps(work: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", default=["grpo_dmpo", "grpo_dmpo_fkl"], help="loss modes")
-    parser.add_argument("--lr", nargs="+", type=float, default=[1e-6, 1e-5, 1e-4, 1e-3], help="learning rates")
+    parser.add_argument("--lr", nargs="+", type=float, default=[1e-5, 1e-4, 1e-3], help="learning rates")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     for mode in options.modes:

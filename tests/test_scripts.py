@@ -208,3 +208,20 @@ def test_a_bad_override_of_a_preset_is_refused():
         config = compose("dmpo_math", ["dmpo=paper", "actor_rollout_ref.actor.policy_loss.dmpo_beta=-1"])
     with pytest.raises(ConfigError, match="dmpo_beta"):
         validate(config)
+
+
+def test_device_check_passes_on_a_cpu():
+    command = [sys.executable, "scripts/check_device.py", "--device=cpu", "--rows=4", "--tokens=256", "--repeats=3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = [line for line in done.stdout.splitlines() if "at most" in line]
+    assert len(checks) == 10 and not any("FAILED" in line for line in checks)
+
+
+def test_reward_benchmark_grades_what_it_times():
+    command = [sys.executable, "scripts/bench_math_reward.py", "--answers=8", "--workers=2", "--threads=2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    right = {line[:14].strip(): line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
+    expected = {"equal text": "100%", "fraction": "100%", "expression": "100%", "set": "100%", "number": "0%"}
+    assert expected.items() <= right.items()

