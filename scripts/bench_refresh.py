@@ -49,21 +49,21 @@ def time_steps(work: Path) -> None:
     """Median seconds of a mini-batch's passes with and without refreshed coefficients."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=8,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=8,
         max_position_embeddings=256,
     )
     Qwen2ForCausalLM(config).save_pretrained(work / "model")
-    runs = [Run("grpo_dmpo", SPLIT, 4, refresh, "fp32", lr=1e-6) for refresh in (None, "always", None, "always")]
+    runs = [Run("grpo_dmpo", SPLIT, 3, refresh, "fp32", lr=1e-6) for refresh in (None, "always", None, "always")]
     # One after the other, anchored and refreshed in turn, and the first step of each left out: it also allocates.
     seconds: dict[str | None, list[float]] = {None: [], "always": []}
     for run, steps in zip(runs, train([update(run) for run in runs], work / "model", work, timeout=3000), strict=True):
         seconds[run.refresh] += [step.seconds for step in steps[1:]]
     anchored, refreshed = (sorted(times)[len(times) // 2] for times in seconds.values())
-    print(f"\nforward and backward of a mini-batch, {len(seconds[None])} each, 8 layers of width 512, float32:")
+    print(f"\nforward and backward of a mini-batch, {len(seconds[None])} each, 4 layers of width 256, float32:")
     print(f"anchored {anchored:.3f} s, refresh {refreshed:.3f} s (median), ratio {refreshed / anchored:.2f}")
 
 
