@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -70,20 +71,16 @@ def take(steps: list[Step], model: Path, work: Path, timeout: float) -> list[Out
     Raises:
         RuntimeError: the processes failed (the message ends with what they wrote) or did not finish in `timeout` s.
     """
-    torch.save(steps, work / "steps.pt")
-    run_module("engine_ranks", model, work, timeout)
-    outcomes: dict[int, Outcome] = {}
-    for file in work.glob("outcomes_*.pt"):
-        outcomes |= torch.load(file, weights_only=False)
-    return [outcomes[i] for i in range(len(steps))]
+    return run_module("engine_ranks", steps, model, work, timeout)
 
 
-def run_module(name: str, model: Path, work: Path, timeout: float) -> None:
-    """Run a module of the tests as a process of its own, with a model and a working folder, on verl's CPU platform.
+def run_module(name: str, tasks: list, model: Path, work: Path, timeout: float) -> list:
+    """Run a module of the tests that calls `run_ranks` as a process of its own, and return each task's outcome.
 
     Raises:
         RuntimeError: as for `take`.
     """
+    torch.save(tasks, work / "tasks.pt")
     command = [sys.executable, "-m", f"{__package__}.{name}", str(model), str(work)]
     env = os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     with open(work / "log", "w") as log:
@@ -98,6 +95,10 @@ def run_module(name: str, model: Path, work: Path, timeout: float) -> None:
                 process.wait()
     if code != 0:
         raise RuntimeError(f"{name} failed ({code}):\n{(work / 'log').read_text()[-4000:]}")
+    outcomes: dict[int, Any] = {}
+    for file in work.glob("outcomes_*.pt"):
+        outcomes |= torch.load(file, weights_only=False)
+    return [outcomes[i] for i in range(len(tasks))]
 
 
 def norm_in_own_dtype(self: Qwen2RMSNorm, hidden_states: Tensor) -> Tensor:
@@ -177,7 +178,22 @@ def _take_one(engine: Any, step: Step, rank: int) -> Outcome:
     return Outcome(gradient, [rows for _, rows in every], dtypes[0])
 
 
-def _rank(rank: int, world_size: int, steps: dict[int, Step], model: str, work: str) -> None:
+def run_ranks(work_on: Callable[[dict[int, Any], str, int], dict[int, Any]], model: str, work: str) -> None:
+    """Carry out the tasks that `run_module` left in `work`, in as many processes as each has ranks.
+
+    Args:
+        work_on: gets tasks by number, the model's path and its rank; what it returns on rank 0 are their outcomes.
+        model, work: what the module was called with.
+    """
+    tasks = torch.load(f"{work}/tasks.pt", weights_only=False)
+    for world_size in sorted({len(task.ranks) for task in tasks}):
+        mine = {i: task for i, task in enumerate(tasks) if len(task.ranks) == world_size}
+        torch.multiprocessing.start_processes(
+            _rank, (world_size, work_on, mine, model, work), nprocs=world_size, start_method="fork"
+        )
+
+
+def _rank(rank: int, world_size: int, work_on: Callable, tasks: dict[int, Any], model: str, work: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
@@ -187,12 +203,16 @@ def _rank(rank: int, world_size: int, steps: dict[int, Step], model: str, work: 
         timeout=COLLECTIVE_TIMEOUT,
     )
     Qwen2RMSNorm.forward = norm_in_own_dtype
-    engines = {dtype: make_engine(model, dtype) for dtype in sorted({step.dtype for step in steps.values()})}
-    outcomes = {i: _take_one(engines[step.dtype], step, rank) for i, step in steps.items()}
+    outcomes = work_on(tasks, model, rank)
     if rank == 0:
         torch.save(outcomes, f"{work}/outcomes_{world_size}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def _take_all(steps: dict[int, Step], model: str, rank: int) -> dict[int, Outcome]:
+    engines = {dtype: make_engine(model, dtype) for dtype in sorted({step.dtype for step in steps.values()})}
+    return {i: _take_one(engines[step.dtype], step, rank) for i, step in steps.items()}
 
 
 def _main(model: str, work: str) -> None:
@@ -208,12 +228,7 @@ def _main(model: str, work: str) -> None:
     from . import split_losses  # noqa: F401
 
     get_hf_auto_model_class(AutoConfig.from_pretrained(model))
-    steps: list[Step] = torch.load(f"{work}/steps.pt", weights_only=False)
-    for world_size in sorted({len(step.ranks) for step in steps}):
-        mine = {i: step for i, step in enumerate(steps) if len(step.ranks) == world_size}
-        torch.multiprocessing.start_processes(
-            _rank, (world_size, mine, model, work), nprocs=world_size, start_method="fork"
-        )
+    run_ranks(_take_all, model, work)
 
 
 if __name__ == "__main__":

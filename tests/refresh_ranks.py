@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from .engine_ranks import COLLECTIVE_TIMEOUT, make_engine, norm_in_own_dtype, run_module
+from .engine_ranks import make_engine, run_module, run_ranks
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,7 @@ def train(updates: list[Update], model: Path, work: Path, timeout: float) -> lis
     Raises:
         RuntimeError: the processes failed or did not finish in `timeout` s.
     """
-    torch.save(updates, work / "updates.pt")
-    run_module("refresh_ranks", model, work, timeout)
-    done: dict[int, list[Step]] = {}
-    for file in work.glob("done_*.pt"):
-        done |= torch.load(file, weights_only=False)
-    return [done[i] for i in range(len(updates))]
+    return run_module("refresh_ranks", updates, model, work, timeout)
 
 
 def _worker(engine: Any, update: Update) -> Any:
@@ -130,21 +124,8 @@ def _carry_out(update: Update, model: str, rank: int) -> list[Step]:
     return steps
 
 
-def _rank(rank: int, world_size: int, updates: dict[int, Update], model: str, work: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{work}/refresh_store_{world_size}",
-        rank=rank,
-        world_size=world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
-    Qwen2RMSNorm.forward = norm_in_own_dtype
-    done = {i: _carry_out(update, model, rank) for i, update in updates.items()}
-    if rank == 0:
-        torch.save(done, f"{work}/done_{world_size}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+def _carry_out_all(updates: dict[int, Update], model: str, rank: int) -> dict[int, list[Step]]:
+    return {i: _carry_out(update, model, rank) for i, update in updates.items()}
 
 
 def _main(model: str, work: str) -> None:
@@ -155,12 +136,7 @@ def _main(model: str, work: str) -> None:
     import verl.workers.engine.fsdp.transformer_impl  # noqa: F401
     import verl.workers.engine_workers  # noqa: F401
 
-    updates: list[Update] = torch.load(f"{work}/updates.pt", weights_only=False)
-    for world_size in sorted({len(update.ranks) for update in updates}):
-        mine = {i: update for i, update in enumerate(updates) if len(update.ranks) == world_size}
-        torch.multiprocessing.start_processes(
-            _rank, (world_size, mine, model, work), nprocs=world_size, start_method="fork"
-        )
+    run_ranks(_carry_out_all, model, work)
 
 
 if __name__ == "__main__":

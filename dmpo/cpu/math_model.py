@@ -45,10 +45,9 @@ def smollm2() -> tuple[PreTrainedModel, Any]:
 
 
 MODELS = {"tiny": tiny, "smollm2": smollm2}
-# Of the supervised start: learning rate, problems per step, steps between measurements.
-_RIGHT = 0.4  # of the solutions that the start learns from
-_EXAMPLES = 4000
-_MEASURED = 48  # problems
+# Of the supervised start: share of right solutions to learn from, how many solutions, problems to measure with.
+_RIGHT, _EXAMPLES, _MEASURED = 0.4, 4000, 48
+# Learning rate, problems per step, steps between measurements.
 _LEARNING = {"tiny": (4e-3, 48, 25), "smollm2": (2e-5, 8, 2)}
 
 
