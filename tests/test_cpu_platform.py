@@ -1,13 +1,16 @@
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from dmpo.cpu import device, install, patches
+from dmpo.cpu.checkpoint_engine import GlooCheckpointEngine
 
 # What one process sees after `install()`: importing verl and vLLM takes seconds, so it is asked everything at once.
 PROBE = """
@@ -30,6 +33,21 @@ if registered:
     from verl.utils.distributed import initialize_global_process_group_ray
     initialize_global_process_group_ray(timeout_second=None)
     seen["backend"] = torch.distributed.get_backend()
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from verl.utils import fsdp_utils
+    model = torch.nn.Linear(3, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    before = model.weight.full_tensor().clone()
+    state, spec = fsdp_utils.fsdp2_sharded_save_to_cpu(model)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    fsdp_utils.fsdp2_sharded_load_from_cpu(model, state, spec)
+    seen["restored"] = torch.equal(model.weight.full_tensor(), before)
+
+    from verl.checkpoint_engine import CheckpointEngineRegistry
+    seen["checkpoint_engine"] = CheckpointEngineRegistry.get("gloo").__name__
 
     import inspect
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
@@ -97,6 +115,53 @@ def test_process_group_is_gloo(seen):
     assert seen["backend"] == "gloo"
 
 
+def test_saved_weights_are_the_old_ones(seen):
+    assert seen["restored"]
+
+
+def test_weights_travel_over_gloo(seen):
+    """Four engines as verl's manager uses them, twice: two actors, of which the first sends, and two rollout ranks."""
+    assert seen["checkpoint_engine"] == "GlooCheckpointEngine"
+    engines = [GlooCheckpointEngine(bucket_size=1, is_master=rank == 0) for rank in range(4)]
+    for update in range(2):
+        weights = [
+            ("large", torch.randn(300, 70).T),  # not contiguous
+            ("half", torch.randn(5).bfloat16()),
+            ("scalar", torch.tensor(update + 0.5)),
+            ("index", torch.arange(4)),
+        ]
+        metadata = [engine.prepare() for engine in engines]
+        actors, rollouts = GlooCheckpointEngine.build_topology(2, 2, metadata)
+        arguments = [
+            *(dict(zip(actors, values, strict=True)) for values in zip(*actors.values(), strict=True)),
+            *(dict(zip(rollouts, values, strict=True)) for values in zip(*rollouts.values(), strict=True)),
+        ]
+        walked = []
+
+        def walk(weights=weights, walked=walked):
+            for weight in weights:
+                walked.append(weight[0])
+                yield weight
+
+        async def one_rank(engine, arguments, walk=walk):
+            engine.init_process_group(**arguments)
+            if engine in engines[:2]:
+                await engine.send_weights(walk())
+                return []
+            return [(name, weight.clone()) async for name, weight in engine.receive_weights()]
+
+        with ThreadPoolExecutor(4) as pool:
+            ranks = [pool.submit(asyncio.run, one_rank(*each)) for each in zip(engines, arguments, strict=True)]
+            received = [rank.result(timeout=60) for rank in ranks]
+        for engine in engines:
+            engine.finalize()
+        assert len(walked) == 2 * len(weights)  # both actors: gathering a weight's shards takes all of them
+        for rank in received[2:]:
+            assert [name for name, _ in rank] == [name for name, _ in weights]
+            for (_, got), (_, sent) in zip(rank, weights, strict=True):
+                assert got.dtype == sent.dtype and torch.equal(got, sent)
+
+
 def test_rollouts_are_awaited_in_fractions_of_a_second(seen):
     assert seen["poll_interval"] == 0.2
 
@@ -138,6 +203,7 @@ def test_install_without_the_variable_does_not_import_verl(monkeypatch):
         (patches._gloo_alone, "initialize_global_process_group_ray", lambda backend="nccl": None),
         (patches._poll_often, "ReplayBuffer", type("ReplayBuffer", (), {"__init__": lambda self, poll=2.0: None})),
         (patches._log_probs_at_once, "logprobs_from_logits_v2", lambda logits: None),
+        (patches._saved_weights_are_copies, "fsdp2_sharded_save_to_cpu", lambda model, offload: None),
         (patches._plain_linear, "dispatch_cpu_unquantized_gemm", lambda layer: None),
         (patches._fsdp_on_cpu, "EngineRegistry", types.SimpleNamespace(register=lambda device: None)),
         (

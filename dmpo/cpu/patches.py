@@ -112,6 +112,34 @@ def _fsdp_on_cpu(module: ModuleType) -> None:
         registry.register(model_type="language_model", backend="fsdp2", device="cpu")(engine)
 
 
+def _gloo_checkpoint_engine(module: ModuleType) -> None:
+    """Register an engine that sends weights over gloo; all of verl's between processes need an accelerator."""
+    registry = module.CheckpointEngineRegistry
+    if "gloo" not in registry._registry:
+        from .checkpoint_engine import GlooCheckpointEngine
+
+        registry.register("gloo")(GlooCheckpointEngine)
+
+
+def _saved_weights_are_copies(module: ModuleType) -> None:
+    """Let `fsdp2_sharded_save_to_cpu` copy.
+
+    It moves the weights to the CPU, which copies nothing that is there already: what it saved would go on training,
+    and verl's trainer for separate devices would restore the old policy from it without any effect.
+    """
+    original = module.fsdp2_sharded_save_to_cpu
+    if getattr(original, "copies", False):
+        return
+    _check_parameters(original, "model")
+
+    def fsdp2_sharded_save_to_cpu(model: torch.nn.Module) -> tuple[dict, object]:
+        state, spec = original(model)
+        return {name: (shard.clone(), own_spec) for name, (shard, own_spec) in state.items()}, spec
+
+    fsdp2_sharded_save_to_cpu.copies = True
+    module.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu
+
+
 def _plain_linear(module: ModuleType) -> None:
     """Let vLLM's linear layers keep their weight and multiply by it.
 
@@ -135,7 +163,9 @@ def _plain_linear(module: ModuleType) -> None:
 
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.distributed": _gloo_alone,
+    "verl.checkpoint_engine.base": _gloo_checkpoint_engine,
     "verl.trainer.ppo.v1.replay_buffer": _poll_often,
+    "verl.utils.fsdp_utils": _saved_weights_are_copies,
     "verl.utils.torch_functional": _log_probs_at_once,
     "verl.workers.engine.fsdp.transformer_impl": _fsdp_on_cpu,
     "vllm.model_executor.layers.utils": _plain_linear,
