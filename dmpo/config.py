@@ -44,9 +44,9 @@ MODES: dict[str, Mode] = {
     "dmpo_fkl": Mode(False, False, "forward_kl", "keep_solved"),
 }
 
-# Estimators of verl whose advantages are not relative to the prompt's group
+# Estimators of verl without a critic whose advantages are not relative to the prompt's group
 # (verl/trainer/ppo/core_algos.py, AdvantageEstimator).
-NOT_PER_GROUP = ("gae", "reinforce_plus_plus", "remax")
+NOT_PER_GROUP = ("reinforce_plus_plus", "remax")
 
 # Adds our fields, trainers and checks to a configuration of verl's own entry point.
 OVERRIDE = "+dmpo=default"
@@ -197,6 +197,11 @@ def validate(config: DictConfig) -> None:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     loss = policy_loss_config(actor.policy_loss)
     _require_choice("loss_mode", loss.loss_mode, (*MODES, *sorted(set(POLICY_LOSS_REGISTRY) - set(MODES))))
+    limit = OmegaConf.select(config, "trainer.v1.dmpo_rollout_timeout")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
+        raise ConfigError(
+            f"trainer.v1.dmpo_rollout_timeout must be a number of seconds > 0, got {limit!r}; null waits for ever"
+        )
     if loss.mode is None:
         return
     _require_choice("dmpo_base_loss", loss.dmpo_base_loss, tuple(sorted(set(POLICY_LOSS_REGISTRY) - set(MODES))))
@@ -237,6 +242,16 @@ def validate(config: DictConfig) -> None:
     if OmegaConf.select(config, "distillation.enabled"):
         raise ConfigError(f"distillation.enabled=True does not work with {mode}; set distillation.enabled=False")
     estimator = str(config.algorithm.adv_estimator)
+    if estimator == "gae":
+        raise ConfigError(
+            f"algorithm.adv_estimator='gae' trains a critic, and {mode} compares the rollouts of a prompt instead; set "
+            "algorithm.adv_estimator=grpo"
+        )
+    if OmegaConf.select(config, "critic.enable"):
+        raise ConfigError(
+            f"critic.enable=True trains a critic, which neither {mode} nor algorithm.adv_estimator={estimator!r} uses; "
+            "set critic.enable=False"
+        )
     if loss.dmpo_target == "advantage" and estimator in NOT_PER_GROUP:
         raise ConfigError(
             f"algorithm.adv_estimator={estimator!r} does not compare the rollouts of a prompt, so its advantages make "

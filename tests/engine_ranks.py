@@ -107,8 +107,24 @@ def norm_in_own_dtype(self: Qwen2RMSNorm, hidden_states: Tensor) -> Tensor:
     return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
 
 
-def make_engine(model: str, dtype: str, lr: float = 0.0) -> Any:
-    """verl's FSDP2 engine around the saved model, in this process group, with an optimizer that does not clip."""
+def make_engine(
+    model: str,
+    dtype: str,
+    lr: float = 0.0,
+    *,
+    strategy: str = "fsdp2",
+    model_options: dict[str, Any] | None = None,
+    engine_options: dict[str, Any] | None = None,
+) -> Any:
+    """verl's FSDP engine around the saved model, in this process group, with an optimizer that does not clip.
+
+    Args:
+        model: folder of the model.
+        dtype: of parameters and gradients: a key of `DTYPES` or a name that verl knows.
+        lr: learning rate.
+        strategy: as in `actor.strategy`.
+        model_options, engine_options: fields of verl's HFModelConfig and FSDPEngineConfig that differ from ours.
+    """
     from verl.trainer.config import CheckpointConfig
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -117,28 +133,29 @@ def make_engine(model: str, dtype: str, lr: float = 0.0) -> Any:
     # verl trains in 16 or 32 bits. Splits are to be compared beyond the rounding of either, so float64 gets a name.
     known = PrecisionType.to_dtype
     PrecisionType.to_dtype = staticmethod(lambda name: torch.float64 if name == "fp64" else known(name))
+    model_fields = {
+        "load_tokenizer": False,
+        "use_remove_padding": False,
+        "enable_gradient_checkpointing": False,
+        "override_config": {"attn_implementation": "sdpa"},
+    }
+    engine_fields = {
+        "model_dtype": dtype,
+        "mixed_precision": {"param_dtype": dtype, "reduce_dtype": dtype, "buffer_dtype": dtype},
+        "use_torch_compile": False,
+        "use_remove_padding": False,
+    }
     engine = EngineRegistry.new(
         model_type="language_model",
-        backend="fsdp2",
-        model_config=HFModelConfig(
-            path=model,
-            load_tokenizer=False,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
-            model_dtype=dtype,
-            mixed_precision={"param_dtype": dtype, "reduce_dtype": dtype, "buffer_dtype": dtype},
-            use_torch_compile=False,
-            use_remove_padding=False,
-        ),
+        backend=strategy,
+        model_config=HFModelConfig(path=model, **model_fields | (model_options or {})),
+        engine_config=FSDPEngineConfig(strategy=strategy, **engine_fields | (engine_options or {})),
         optimizer_config=FSDPOptimizerConfig(lr=lr, weight_decay=0.0, clip_grad=1e9),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()
-    engine._autocast_dtype = torch.float32  # verl's way to say: no autocast; it does not know that of float64
+    if dtype in DTYPES:
+        engine._autocast_dtype = torch.float32  # verl's way to say: no autocast; it does not know that of float64
     PrecisionType.to_dtype = known
     return engine
 
