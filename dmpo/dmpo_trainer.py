@@ -4,19 +4,22 @@ Everything that touches verl's TransferQueue is in this file. The trainers overr
 (verl/trainer/ppo/v1/trainer_base.py): `_setup`, to set the actor's loss, and `_update_actor`, which every V1 trainer
 calls once per batch, after advantages and before the optimizer steps. With any other loss mode they do nothing.
 
-They also add to verl's validation metrics what several samples per prompt show (`report.metrics`), with any loss mode.
+With any loss mode they also add to verl's validation metrics what several samples per prompt show (`report.metrics`),
+and see to it that a fault ends in an error and a checkpoint to resume from (docs/reliability.md).
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -40,6 +43,14 @@ GRAD_RATIO_FILE = "dmpo_grad_ratio.json"
 """In a checkpoint's folder."""
 
 
+class RewardError(ValueError):
+    """A rollout has no reward, or one that is not a finite number."""
+
+
+class RolloutsStalledError(TimeoutError):
+    """No rollout has come back for longer than `trainer.v1.dmpo_rollout_timeout`."""
+
+
 class DMPOTrainerMixin:
     """Adds DMPO to one of verl's V1 trainers; see the module."""
 
@@ -57,6 +68,7 @@ class DMPOTrainerMixin:
 
         check_verl()
         validate(config)
+        keep_previous_checkpoint(config)
         super().__init__(config)
         self._dmpo = policy_loss_config(config.actor_rollout_ref.actor.policy_loss) if is_dmpo(config) else None
         self._grad_ratio: GradRatioController | None = None
@@ -68,6 +80,19 @@ class DMPOTrainerMixin:
         if self._dmpo is not None:
             install_loss(self.actor_rollout_wg, self.config.actor_rollout_ref.actor)
 
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        self._stall_guard = StallGuard(buffer, self.config.trainer.v1.get("dmpo_rollout_timeout"))
+        return buffer
+
+    def on_step_begin(self) -> None:
+        self._stall_guard.restart()
+        super().on_step_begin()
+
+    def on_validate_begin(self) -> None:
+        self._stall_guard.restart()
+        super().on_validate_begin()
+
     def _save_checkpoint(self) -> None:
         # Before verl's part, which ends by naming this checkpoint as the last one.
         if self._grad_ratio is not None:
@@ -76,10 +101,12 @@ class DMPOTrainerMixin:
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        if trainer.resume_mode == "auto" and not self.config.actor_rollout_ref.actor.checkpoint.get("async_save"):
+            name_last_checkpoint(Path(trainer.default_local_dir))
         super()._load_checkpoint()
         if self._grad_ratio is None or not self.global_steps:
             return
-        trainer = self.config.trainer
         folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
         if trainer.resume_mode == "resume_path":
             folder = Path(trainer.resume_from_path)
@@ -87,6 +114,39 @@ class DMPOTrainerMixin:
             self._grad_ratio.load(folder / GRAD_RATIO_FILE)
         else:
             logger.warning("%s has no %s: dmpo_grad_ratio starts anew", folder, GRAD_RATIO_FILE)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._check_rewards(batch)
+        return super()._compute_advantage(batch, metrics)
+
+    def _check_rewards(self, batch: KVBatchMeta) -> None:
+        """Raise if a rollout's reward is missing or not finite: advantages and weights would silently be wrong."""
+
+        def get(keys: list[str], *fields: str) -> TensorDict:
+            return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
+
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        data = get(keys, "uid", "rm_scores")
+        if "rm_scores" in data.keys():
+            bad = [
+                (key, row)
+                for key, row in zip(keys, data["rm_scores"].unbind(), strict=True)
+                if not row.isfinite().all()
+            ]
+            what = f"is {bad[0][1].sum().item()}" if bad else ""
+        else:  # where some rows lack a field, none has it in the answer
+            bad = [(key, None) for key in keys if "rm_scores" not in get([key], "uid", "rm_scores").keys()]
+            what = "is None"
+        if not bad:
+            return
+        key = bad[0][0]
+        row = get([key], "prompts", "responses")
+        prompt, response = (self.tokenizer.decode(row[name][0].tolist()) for name in ("prompts", "responses"))
+        raise RewardError(
+            f"the reward {what} for {len(bad)} of {len(keys)} rollouts, first for rollout {key} (prompt uid, session, "
+            f"output): it must be a finite number. Its prompt: {prompt!r}; its response: {response!r}. Let the reward "
+            "function return 0.0 for what it cannot grade, or raise, which leaves the rollout out"
+        )
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._dmpo is not None:
@@ -152,6 +212,7 @@ class DMPOTrainerMixin:
             )
         beta = self._beta(stats, gradient)
         metrics.update(step_metrics(stats, mini_batch, beta, gradient))
+        metrics["dmpo/failed_rollouts"] = float(self._failed_rollouts(batch))
         recomputable = stats.group >= 0
         recomputable[recomputable.clone()] = (stats.counted & _whole(stats, mini_batch))[stats.group[recomputable]]
         fields = {
@@ -170,6 +231,13 @@ class DMPOTrainerMixin:
             stored.extra_info[REFRESH] = "later" if self._old_policy_is_current() else "always"
         stored.reorder(plan.order.tolist())
         return stored
+
+    def _failed_rollouts(self, batch: KVBatchMeta) -> int:
+        """Rollouts that were asked for and are not in the batch."""
+        rows = zip(batch.keys, batch.tags, strict=True)
+        found = {key.rsplit("_", 1)[0] for key, tag in rows if not tag.get("is_padding", False)}
+        asked = self.config.data.train_batch_size // self.parameter_sync_step * self.config.actor_rollout_ref.rollout.n
+        return max(0, asked - len(found))
 
     def _beta(self, stats: GroupStats, gradient: Tensor | None) -> float:
         """Weight of the group term in this step."""
@@ -203,6 +271,74 @@ class DMPOTrainerColocateAsync(DMPOTrainerMixin, PPOTrainerColocateAsync):
 
 class DMPOTrainerSeparateAsync(DMPOTrainerMixin, PPOTrainerSeparateAsync):
     """verl's asynchronous trainer on separate devices with DMPO; `trainer.v1.trainer_mode=dmpo_separate_async`."""
+
+
+class StallGuard:
+    """Ends a wait for rollouts that would not end: verl's replay buffer has no limit of its own.
+
+    It waits for prompts whose reward function hangs or whose process is gone, and the asynchronous one also while each
+    rollout fails and is replaced.
+    """
+
+    def __init__(self, buffer: Any, limit: float | None) -> None:
+        """Let `buffer` raise after `limit` seconds (None: never) in which no rollout has come back."""
+        self._buffer, self._limit, self._seen, self._since = buffer, limit, None, 0.0
+        if limit is not None:
+            self._wait = buffer._wait_for_next_poll
+            buffer._wait_for_next_poll = self._wait_or_stop
+
+    def restart(self) -> None:
+        """Begin to count anew: another wait."""
+        self._seen = None
+
+    def _wait_or_stop(self, partition_id: str, last_debug_time: float) -> float:
+        buffer = self._buffer
+        seen = (partition_id, len(buffer.finished_keys[partition_id]), len(buffer.partitions[partition_id]))
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+        elif time.monotonic() - self._since > self._limit:
+            unfinished = sorted(buffer.pending_keys[partition_id] | buffer.running_keys[partition_id])
+            raise RolloutsStalledError(
+                f"no rollout has come back for {self._limit:g} s (trainer.v1.dmpo_rollout_timeout): {len(unfinished)} "
+                f"prompts are unfinished ({', '.join(unfinished[:3])}...), {seen[1]} finished, "
+                f"{len(buffer.failure_keys[partition_id])} failed. A reward function that hangs, or fails for every "
+                "rollout? A rollout server or agent loop that is gone? Earlier errors in the output may tell"
+            )
+        return self._wait(partition_id, last_debug_time)
+
+
+def keep_previous_checkpoint(config: DictConfig) -> None:
+    """Let a run that keeps one checkpoint keep two.
+
+    With one, verl's workers remove the previous checkpoint when they have written their part of the new one, before
+    the trainer has written the rest: a kill in between would leave none. Both exist at that moment in any case.
+    """
+    trainer = config.trainer
+    for name in ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
+        if trainer.get(name) == 1 or trainer.get("remove_previous_ckpt_in_save"):
+            logger.warning("trainer.%s=2, not 1: a kill during a checkpoint could otherwise leave none", name)
+            OmegaConf.update(config, f"trainer.{name}", 2, force_add=True)
+    if trainer.get("remove_previous_ckpt_in_save"):
+        trainer.remove_previous_ckpt_in_save = False
+
+
+def name_last_checkpoint(folder: Path) -> None:
+    """Write the file that names the last checkpoint in `folder` again if it is empty.
+
+    verl empties it before it writes it: a kill or a full disk in between leaves it empty, and verl cannot resume. All
+    else has been written by then, the state of the data loader last, so the checkpoint is the one with the newest.
+    """
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.exists() or tracker.read_text().strip():
+        return
+    newest = max(folder.glob("global_step_*/data.pt"), key=lambda file: file.stat().st_mtime_ns, default=None)
+    if newest is None:
+        tracker.unlink()
+        return
+    partial = tracker.with_suffix(".partial")
+    partial.write_text(newest.parent.name.removeprefix("global_step_"))
+    os.replace(partial, tracker)
+    logger.warning("%s was empty; resuming from %s", tracker, newest.parent)
 
 
 def final_lengths(keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[str, int]]:

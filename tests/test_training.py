@@ -2,23 +2,16 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from dmpo.cpu import toy_model, toy_task
 from dmpo.dmpo_patch import config_dir
 
-ROOT = Path(__file__).parent.parent
-MINUTES = 8
-PROMPTS, N = 16, 8
+from .training import CPU, PROMPTS, N, make_folder, train, trained
+
 LOSS = "actor_rollout_ref.actor.policy_loss"
 # The second update has coefficients that the workers recomputed; one that does not is an error in the loss.
 TWO_REFRESHED_EPOCHS = (f"{LOSS}.dmpo_group_stats=refresh", "actor_rollout_ref.actor.ppo_epochs=2")
@@ -26,78 +19,7 @@ TWO_REFRESHED_EPOCHS = (f"{LOSS}.dmpo_group_stats=refresh", "actor_rollout_ref.a
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random tiny model, data, and the agent loop with fixed responses."""
-    folder = tmp_path_factory.mktemp("training")
-    torch.manual_seed(0)
-    tokenizer = toy_model.build_tokenizer()
-    toy_model.build_model(tokenizer).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    toy_task.write_parquet(folder / "train.parquet", repeat=2)
-    toy_task.write_parquet(folder / "val.parquet")
-    (folder / "agent.yaml").write_text("- name: fixed\n  _target_: tests.fixed_rollouts.FixedRollouts\n")
-    return folder
-
-
-def train(folder: Path, name: str, entry_point: str, *overrides: str) -> tuple[int, str, list[dict]]:
-    """Run a training to its end; returns exit status, output, and the metrics of each step."""
-    metrics_file = folder / f"{name}.jsonl"
-    command = [
-        *(sys.executable, "-m", *entry_point.split()),
-        f"actor_rollout_ref.model.path={folder / 'model'}",
-        f"data.train_files={folder / 'train.parquet'}",
-        f"data.val_files={folder / 'val.parquet'}",
-        f"reward.custom_reward_function.path={ROOT / 'dmpo' / 'cpu' / 'toy_task.py'}",
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder / 'agent.yaml'}",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=fixed",
-        "data.shuffle=False",
-        f"data.train_batch_size={PROMPTS}",
-        f"actor_rollout_ref.rollout.n={N}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
-        "data.max_prompt_length=64",
-        "data.max_response_length=8",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "trainer.logger=[console,file]",
-        "trainer.total_epochs=1",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        f"trainer.default_local_dir={folder / name}",
-        f"hydra.run.dir={folder / 'hydra'}",
-        *overrides,
-    ]
-    env = os.environ | {
-        "VERL_PLATFORM": "cpu",
-        "VERL_FILE_LOGGER_PATH": str(metrics_file),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    for _ in range(3):
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=60 * MINUTES)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"{name} took longer than {MINUTES} minutes; its last output:\n{output[-5000:]}")
-        # Ray gives a node 30 seconds to come up, which is not always enough on a busy machine.
-        if "The current node timed out during startup" not in output:
-            break
-    lines = metrics_file.read_text().splitlines() if metrics_file.exists() else []
-    return process.returncode, output, [json.loads(line)["data"] for line in lines]
-
-
-def trained(result: tuple[int, str, list[dict]], steps: int) -> list[dict]:
-    status, output, metrics = result
-    assert status == 0 and len(metrics) == steps, output[-5000:]
-    return metrics
+    return make_folder(tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +27,7 @@ def two_ranks(folder):
     return train(
         folder,
         "two_ranks",
-        "dmpo.main_dmpo --config-name=dmpo_cpu",
+        CPU,
         f"{LOSS}.dmpo_beta=2",
         *TWO_REFRESHED_EPOCHS,
         "trainer.n_gpus_per_node=2",
@@ -127,6 +49,7 @@ def test_two_ranks_train_on_whole_groups(folder, two_ranks):
             for name in (
                 *("loss", "beta", "groups", "active_groups", "whole_group_frac", "group_size_mean", "target_entropy"),
                 *("policy_entropy", "target_ess", "forward_kl", "reverse_kl", "pg_grad_ratio", "pg_grad_cos"),
+                "failed_rollouts",
             )
         }
         assert all(math.isfinite(value) for value in ours.values()), ours
@@ -150,7 +73,7 @@ def test_one_rank_with_other_micro_batches_takes_the_same_step(folder, two_ranks
     result = train(
         folder,
         "one_rank",
-        "dmpo.main_dmpo --config-name=dmpo_cpu",
+        CPU,
         f"{LOSS}.dmpo_beta=2",
         *TWO_REFRESHED_EPOCHS,
         "trainer.total_training_steps=1",
@@ -224,7 +147,7 @@ def test_beta_goes_on_from_a_checkpoint(folder):
         result = train(
             folder,
             "grad_ratio",
-            "dmpo.main_dmpo --config-name=dmpo_cpu",
+            CPU,
             f"{LOSS}.dmpo_grad_ratio=0.5",
             f"{LOSS}.dmpo_start_step=2",
             f"{LOSS}.dmpo_warmup_steps=2",
