@@ -13,7 +13,11 @@ class FixedRollouts(SingleTurnAgentLoop):
     """Answers N with "s+(N-s)" in session s: right where N - s is a digit, of other length where it is not."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
+        # Not by a method of verl's: 0.9.0 and 0.9.1 have different ones.
+        prompt = self.tokenizer.apply_chat_template(
+            list(kwargs["raw_prompt"]), add_generation_prompt=True, tokenize=False
+        )
+        prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         number, session = int(kwargs["reward_model"]["ground_truth"]), int(kwargs["session_id"])
         text = f"{session}+{number - session}"
         response_ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]

@@ -64,7 +64,7 @@ def roll_out(trainer, folder):
     trainer.tokenizer, trainer.processor = hf_tokenizer(str(folder / "model")), None
     trainer._init_dataloader()
     trainer.agent_loop_manager = Manager()
-    trainer.prepare_step()
+    trainer._add_batch_to_generate()
 
 
 def step_with_reward(folder, reward):

@@ -124,6 +124,7 @@ def test_verls_own_entry_point_trains_with_one_override(folder, two_ranks):
     assert metrics["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_dmpo_mode_without_the_override_stops_at_the_first_update(folder):
     """verl's own trainer would cut the groups: the loss refuses, and says what to add."""
     status, output, metrics = train(
