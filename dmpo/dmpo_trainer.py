@@ -365,28 +365,37 @@ def validation_metrics(
         data_sources: (N,) of each sample.
         uids: (N,) prompt of each sample.
         infos: fields of the reward function, N values each: `reward`, and where it gives them `acc`, which then is the
-            score, and `answer`.
+            score, `answer`, and `ratio`, a quality of which more than 1 counts as 1.
         expected: samples asked for, by data source and uid; those that are missing failed and count as wrong.
         lengths: response lengths of each prompt's samples.
         max_length: tokens that a response may have.
     """
     rows: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
-    def add(source: str, uid: str, score: float, answer: str | None, length: int | None) -> None:
-        for name, value in {"uid": uid, "score": score, "answer": answer, "length": length}.items():
+    def add(source: str, **sample: Any) -> None:
+        for name, value in sample.items():
             rows[source][name].append(value)
 
     found: Counter[tuple[str, str]] = Counter()
     nothing = [None] * len(uids)
-    acc, answers = infos.get("acc", nothing), infos.get("answer", nothing)
-    for source, uid, reward, right, answer in zip(data_sources, uids, infos["reward"], acc, answers, strict=True):
+    acc, answers, ratios = (infos.get(name, nothing) for name in ("acc", "answer", "ratio"))
+    for source, uid, reward, right, answer, ratio in zip(
+        data_sources, uids, infos["reward"], acc, answers, ratios, strict=True
+    ):
         known = lengths.get(uid, [])
         length = known[found[source, uid]] if found[source, uid] < len(known) else None
         found[source, uid] += 1
-        add(source, uid, reward if right is None else right, answer or None, length)
+        add(
+            source,
+            uid=uid,
+            score=reward if right is None else right,
+            answer=answer or None,
+            quality=min(ratio or 0.0, 1.0),
+            length=length,
+        )
     for (source, uid), number in expected.items():
         for _ in range(number - found[source, uid]):
-            add(source, uid, 0.0, None, None)
+            add(source, uid=uid, score=0.0, answer=None, quality=0.0, length=None)
     return {
         f"val-samples/{source}/{name}": value
         for source, row in rows.items()
@@ -394,6 +403,7 @@ def validation_metrics(
             row["uid"],
             row["score"],
             row["answer"] if "answer" in infos else None,
+            qualities=row["quality"] if "ratio" in infos else None,
             lengths=row["length"],
             max_length=max_length,
         ).items()

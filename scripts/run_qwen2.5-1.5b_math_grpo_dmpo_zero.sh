@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The published recipe on one GPU of 80 GB: Qwen2.5-Math-1.5B, whose context of 4,096 tokens bounds the responses.
-# Environment and arguments: scripts/math_common.sh. Data: python -m dmpo.tasks.math.prepare. Guide: docs/math.md.
-source "$(dirname "${BASH_SOURCE[0]}")/math_common.sh"
+# Environment and arguments: scripts/train_common.sh. Data: python -m dmpo.tasks.math.prepare. Guide: docs/math.md.
+source "$(dirname "${BASH_SOURCE[0]}")/train_common.sh"
 
 train_math qwen2.5-1.5b_math_grpo_dmpo_zero Qwen/Qwen2.5-Math-1.5B 1 \
     dmpo=pr105 \

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from dmpo.report.metrics import answer_entropy, majority_score, pass_at_k, powers_of_two, sample_metrics
+from dmpo.report.metrics import answer_entropy, best_of_k, majority_score, pass_at_k, powers_of_two, sample_metrics
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -26,6 +26,25 @@ def test_pass_at_k_of_many_samples_and_prompts():
 def test_pass_at_k_refuses_what_cannot_be(n, correct, k):
     with pytest.raises(ValueError):
         pass_at_k(n, correct, k)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_best_of_k_is_the_mean_over_all_subsets(n):
+    scores = np.random.default_rng(0).normal(size=(3, n))
+    for k in range(1, n + 1):
+        expected = [np.mean([max(subset) for subset in itertools.combinations(row, k)]) for row in scores]
+        np.testing.assert_allclose(best_of_k(scores, k), expected, rtol=1e-12)
+
+
+def test_best_of_k_of_zeros_and_ones_is_pass_at_k():
+    scores = np.r_[np.ones(7), np.zeros(993)]
+    assert best_of_k(scores, 300) == pytest.approx(pass_at_k(1000, 7, 300), rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_best_of_k_refuses_more_than_there_are(k):
+    with pytest.raises(ValueError, match=f"got {k} for 3 samples"):
+        best_of_k([1, 2, 3], k)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ PUBLISHED = ROOT / "scripts" / "run_qwen2.5-7b_math_grpo_dmpo_zero.sh"
 def work(tmp_path):
     """A folder with a name that needs quoting, with data and an interpreter that notes its arguments."""
     folder = tmp_path / "it's a [folder]"
-    (folder / "data" / "math").mkdir(parents=True)
-    for name in ("train", "validation"):
-        (folder / "data" / "math" / f"{name}.parquet").touch()
+    for data in ("math", "np_bench", "np_bench_images"):
+        (folder / "data" / data).mkdir(parents=True)
+        for name in ("train", "validation"):
+            (folder / "data" / data / f"{name}.parquet").touch()
     (folder / "python").write_text('#!/bin/sh\nprintf "%s\\0" "$PYTHONPATH" "$@"\n')
     (folder / "python").chmod(0o755)
     return folder
@@ -71,7 +72,10 @@ def test_every_training_script_composes_and_passes_our_and_verls_checks(script, 
     validate(config)
     validate_config(config, use_reference_policy=False, use_critic=False)
     output = work / "outputs" / config.trainer.experiment_name
-    assert config.data.train_files == "data/math/train.parquet"
+    task = "np_bench" if "np_bench" in script.name else "math"
+    pictures = "_vl_" in script.name
+    assert config.data.train_files == f"data/{task}{'_images' if pictures else ''}/train.parquet"
+    assert not pictures or config.data.image_key == "images"
     assert config.trainer.default_local_dir == str(output / "checkpoints")
     assert config.trainer.rollout_data_dir == str(output / "rollouts")
     assert config.trainer.validation_data_dir == str(output / "validation")
@@ -80,7 +84,7 @@ def test_every_training_script_composes_and_passes_our_and_verls_checks(script, 
     assert config.actor_rollout_ref.rollout.val_kwargs.n > 1
     assert list(config.trainer.logger) == ["console", "tensorboard"]
     assert config.trainer.resume_mode == "auto"
-    assert config.reward.custom_reward_function.path == "pkg://dmpo.tasks.math.reward"
+    assert config.reward.custom_reward_function.path == f"pkg://dmpo.tasks.{task}.reward"
 
 
 @pytest.mark.parametrize("script", RUNS, ids=lambda script: f"{script.parent.name}/{script.name}")
@@ -153,11 +157,19 @@ def test_environment_variables_and_arguments_reach_the_configuration(work):
     assert (config.trainer.n_gpus_per_node, config.trainer.nnodes, config.trainer.save_freq) == (4, 2, 7)
 
 
-def test_missing_data_stops_with_the_command_that_makes_it(work):
+@pytest.mark.parametrize(
+    ("script", "folder", "command"),
+    [
+        (PUBLISHED.name, "math", "python -m dmpo.tasks.math.prepare\n"),
+        ("run_qwen2.5-7b_np_bench_grpo_dmpo.sh", "np_bench", "python -m dmpo.tasks.np_bench.make\n"),
+        ("run_qwen2.5-7b_vl_np_bench_grpo_dmpo.sh", "np_bench_images", "make --images --out data/np_bench_images\n"),
+    ],
+)
+def test_missing_data_stops_with_the_command_that_makes_it(work, script, folder, command):
     shutil.rmtree(work / "data")
-    done = start(PUBLISHED, work)
+    done = start(ROOT / "scripts" / script, work)
     assert done.returncode == 1
-    assert "no data at data/math/train.parquet; make it with: python -m dmpo.tasks.math.prepare" in done.stderr
+    assert f"no data at data/{folder}/train.parquet; make it with: " in done.stderr and command in done.stderr
 
 
 def test_a_dry_run_prints_the_configuration(work):

@@ -580,6 +580,20 @@ def test_validation_reports_several_samples_per_prompt_and_counts_lost_ones_as_w
     assert found["val-samples/amc/maj@2"] == 1.0
 
 
+def test_validation_has_the_best_quality_of_several_samples():
+    found = validation_metrics(
+        ["tsp"] * 4,
+        ["p", "p", "q", "q"],
+        {"reward": [0.9, 0.1, 1.3, 1.0], "acc": [1.0, 0.0, 1.0, 1.0], "ratio": [0.8, 0.0, 1.2, 0.9]},
+        expected={("tsp", "p"): 2, ("tsp", "q"): 2, ("tsp", "lost"): 2},
+        lengths={},
+        max_length=40,
+    )
+    assert found["val-samples/tsp/pass@2"] == pytest.approx(2 / 3)
+    assert found["val-samples/tsp/best@2"] == pytest.approx((0.8 + 1.0 + 0) / 3)  # a quality above 1 counts as 1
+    assert found["val-samples/tsp/best@1"] == pytest.approx((0.4 + 0.95 + 0) / 3)
+
+
 def test_lengths_are_those_of_each_sessions_last_output():
     tags = [{"response_len": length} for length in (3, 9, 4, 7)]
     lengths = final_lengths(["u_0_0", "u_0_10", "u_0_2", "v_1_0"], tags)

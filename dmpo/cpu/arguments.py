@@ -1,6 +1,6 @@
 """Command lines of the CPU runs, by themselves: they need the standard library only, so a wrong argument shows at once.
 
-`python -m dmpo.cpu.arguments quickstart|math ...` checks arguments and does nothing else.
+`python -m dmpo.cpu.arguments quickstart|math|np ...` checks arguments and does nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +21,22 @@ MODES = (
     "dmpo_fkl",
 )
 BASELINE = "GRPO"
+NP_TASKS = (
+    "tsp",
+    "hamiltonian_cycle",
+    "graph_coloring",
+    "maximum_clique",
+    "maximum_independent_set",
+    "vertex_cover",
+    "dominating_set",
+    "feedback_vertex_set",
+    "minimum_cut",
+    "maximum_cut",
+    "knapsack",
+    "subset_sum",
+    "set_cover",
+    "meeting_scheduling",
+)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -71,6 +87,37 @@ def parse_math(arguments: list[str] | None = None) -> argparse.Namespace:
     return _checked(parser, arguments)
 
 
+def parse_np(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Command line of the NP-hard tasks' run; prints usage and exits with status 2 if an argument cannot work."""
+    parser = argparse.ArgumentParser(
+        prog="run_np_cpu",
+        description="NP-hard tasks on a CPU: a tiny model learns from a solver's answers to easy instances, verl "
+        "trains it with GRPO and with DMPO from there, and both are compared: valid answers (SR), their quality (QR) "
+        "and how many different valid ones there are. Run it again with the same arguments to go on after an "
+        "interruption.",
+    )
+    parser.add_argument(
+        "--task",
+        nargs="+",
+        default=["tsp", "maximum_cut"],
+        choices=NP_TASKS,
+        metavar="TASK",
+        help=f"tasks to train on: {', '.join(NP_TASKS)} (default: tsp maximum_cut)",
+    )
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        default=[BASELINE, "grpo_dmpo_fkl"],
+        choices=(BASELINE, *MODES),
+        metavar="MODE",
+        help=f"loss modes, one run each: {BASELINE}, {', '.join(MODES)} (default: {BASELINE} grpo_dmpo_fkl)",
+    )
+    _add_common(parser, steps=20, output="outputs/np_cpu")
+    options = _checked(parser, arguments)
+    options.task = list(dict.fromkeys(options.task))
+    return options
+
+
 def _add_common(parser: argparse.ArgumentParser, steps: int, output: str) -> None:
     parser.add_argument(
         "--steps", type=_positive, default=steps, help="training steps of each run (default: %(default)s)"
@@ -104,4 +151,4 @@ def _natural(text: str) -> int:
 
 
 if __name__ == "__main__":
-    {"quickstart": parse, "math": parse_math}[sys.argv[1]](sys.argv[2:])
+    {"quickstart": parse, "math": parse_math, "np": parse_np}[sys.argv[1]](sys.argv[2:])

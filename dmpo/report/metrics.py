@@ -38,6 +38,33 @@ def pass_at_k(num_samples: ArrayLike, num_correct: ArrayLike, k: int) -> NDArray
     return 1 - missed
 
 
+def best_of_k(scores: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Expected largest score of k samples, drawn without replacement: pass@k for scores that are not 0 or 1.
+
+    The unbiased estimator: with the n scores in ascending order, sum_i s_i C(i - 1, k - 1) / C(n, k).
+
+    Args:
+        scores: (..., n) of each prompt.
+        k: 1 to n.
+
+    Returns:
+        (...) expectations.
+
+    Raises:
+        ValueError: if k is not in 1..n.
+    """
+    ordered = np.sort(np.asarray(scores, dtype=float), axis=-1)
+    n = ordered.shape[-1]
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be from 1 to the number of samples, got {k} for {n} samples")
+    weights = np.empty(n)
+    left = 1.0  # probability that all k are among the i smallest; the i-th is then one of them with probability k / i
+    for i in range(n, 0, -1):
+        weights[i - 1] = left * k / i
+        left *= max(i - k, 0) / i
+    return ordered @ weights
+
+
 def majority_score(answers: Sequence[Hashable | None], scores: Sequence[float]) -> float:
     """Score of the most frequent answer of one prompt; the mean over the winners of a tie, 0 without any answer.
 
@@ -72,6 +99,7 @@ def sample_metrics(
     answers: Sequence[Hashable | None] | None = None,
     *,
     correct_from: float = 0.5,
+    qualities: Sequence[float] | None = None,
     lengths: Sequence[float | None] | None = None,
     max_length: int | None = None,
 ) -> dict[str, float]:
@@ -82,12 +110,14 @@ def sample_metrics(
         scores: N scores.
         answers: N labels of final answers.
         correct_from: a sample is correct from this score on.
+        qualities: N figures of how good each sample is, where more than right or wrong can be said.
         lengths: N response lengths in tokens, None for a sample that was lost.
         max_length: the limit at which responses were cut.
 
     Returns:
         `avg@n` (mean score), `pass@k` for k = 1, 2, 4, ... n; with answers `maj@n` (score of the most frequent answer),
-        `distinct_answers`, `answer_entropy` (nats) and `answered` (share of samples with an answer); with lengths
+        `distinct_answers`, `answer_entropy` (nats) and `answered` (share of samples with an answer); with qualities
+        `best@k` (expected best quality of k samples); with lengths
         `response_length`, and with max_length `truncated` (share of samples of that length). n is the number of
         samples of the prompt with the fewest.
 
@@ -96,7 +126,12 @@ def sample_metrics(
     """
     if not len(prompts):
         raise ValueError("no samples")
-    for name, values in {"scores": scores, "answers": answers, "lengths": lengths}.items():
+    for name, values in {
+        "scores": scores,
+        "answers": answers,
+        "qualities": qualities,
+        "lengths": lengths,
+    }.items():
         if values is not None and len(values) != len(prompts):
             raise ValueError(f"{name} has {len(values)} values for {len(prompts)} samples")
     members: dict[Hashable, list[int]] = {}
@@ -122,6 +157,10 @@ def sample_metrics(
         metrics["distinct_answers"] = float(np.mean([len(set(a) - {None}) for a in given]))
         metrics["answer_entropy"] = float(np.mean([answer_entropy(a) for a in given]))
         metrics["answered"] = over_prompts([answer is not None for answer in answers])
+    if qualities is not None:
+        quality = np.asarray(qualities, dtype=float)
+        for k in powers_of_two(n):
+            metrics[f"best@{k}"] = float(np.mean([best_of_k(quality[group], k) for group in groups]))
     length = np.array(lengths if lengths is not None else [], dtype=float)  # None becomes NaN
     if not np.isnan(length).all():
         metrics["response_length"] = over_prompts(length)

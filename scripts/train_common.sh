@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# What the run_*_math_*.sh scripts share; they source it, set their defaults and call `train_math`.
+# What the run_*.sh scripts for GPUs share; they source it and call `train_math` or `train_np_bench`.
 #
 # Environment of every script:
-#   TRAIN_FILES  parquet file, or a Hydra list of them "['a.parquet','b.parquet']" (default data/math/train.parquet)
-#   VAL_FILES    the same for validation (default data/math/validation.parquet)
+#   TRAIN_FILES  parquet file, or a Hydra list of them "['a.parquet','b.parquet']" (default data/math/train.parquet,
+#                data/np_bench/train.parquet, for pictures data/np_bench_images/train.parquet)
+#   VAL_FILES    the same for validation (default: validation.parquet there)
 #   MODEL_PATH   model folder or hub id (default: the script's)
 #   OUTPUT_DIR   checkpoints, rollouts, TensorBoard (default outputs/<experiment>)
 #   NNODES       machines (default 1)
@@ -23,18 +24,26 @@ hydra_value() {
     esac
 }
 
-# train_math EXPERIMENT MODEL GPUS [OVERRIDE ...]
-train_math() {
-    local experiment=$1 model=${MODEL_PATH:-$2} gpus=${GPUS:-$3}
-    shift 3
+# Each: EXPERIMENT MODEL GPUS [OVERRIDE ...]
+train_math() { train dmpo_math data/math "python -m dmpo.tasks.math.prepare" "$@"; }
+train_np_bench() { train np_bench data/np_bench "python -m dmpo.tasks.np_bench.make" "$@"; }
+train_np_bench_images() {
+    local make="python -m dmpo.tasks.np_bench.make --images --out data/np_bench_images"
+    train np_bench data/np_bench_images "$make" "$@" data.image_key=images
+}
+
+# train CONFIG DATA HOW_TO_MAKE_IT EXPERIMENT MODEL GPUS [OVERRIDE ...]
+train() {
+    local config=$1 data=$2 make=$3 experiment=$4 model=${MODEL_PATH:-$5} gpus=${GPUS:-$6}
+    shift 6
     local output=${OUTPUT_DIR:-outputs/$experiment}
     case $output in /*) ;; *) output=$PWD/$output ;; esac
-    local train=${TRAIN_FILES:-data/math/train.parquet} validation=${VAL_FILES:-data/math/validation.parquet}
+    local train=${TRAIN_FILES:-$data/train.parquet} validation=${VAL_FILES:-$data/validation.parquet}
     local file
     for file in "$train" "$validation"; do
         case $file in \[* | *://*) continue ;; esac
         if [ ! -e "$file" ]; then
-            printf '%s\n' "no data at $file; make it with: python -m dmpo.tasks.math.prepare" \
+            printf '%s\n' "no data at $file; make it with: $make" \
                 "(or name yours: TRAIN_FILES=... VAL_FILES=...)" >&2
             exit 1
         fi
@@ -43,7 +52,7 @@ train_math() {
     # folder.
     export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
     local env_vars=++ray_kwargs.ray_init.runtime_env.env_vars
-    exec "${PYTHON:-python3}" -m dmpo.main_dmpo --config-name dmpo_math \
+    exec "${PYTHON:-python3}" -m dmpo.main_dmpo --config-name "$config" \
         data.train_files="$(hydra_value "$train")" \
         data.val_files="$(hydra_value "$validation")" \
         actor_rollout_ref.model.path="$(hydra_value "$model")" \
