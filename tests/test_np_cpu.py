@@ -66,10 +66,13 @@ def test_validations_become_a_table_and_a_picture(tmp_path):
     curve = np_run.curve(tmp_path / "run")
     assert list(curve) == [0, 20]
     assert curve[0]["tsp"]["SR@1"] == pytest.approx(1 / 8) and curve[20]["tsp"]["SR@1"] == 1
-    header, *rows = [line.split() for line in np_run.table({"GRPO": curve}).splitlines()]
+    header, *rows = [line.split() for line in np_run.table({"GRPO": [curve]}).splitlines()]
     assert header == ["run", "task", "step", *np_run.COLUMNS]
     assert [row[:4] for row in rows] == [["GRPO", "tsp", "0", "0.125"], ["GRPO", "tsp", "20", "1.000"]]
-    np_run.plot({"GRPO": curve, "dmpo": curve}, tmp_path / "curves.png")
+    two = {20: {"tsp": {name: value + 0.2 for name, value in curve[20]["tsp"].items()}}}
+    text = np_run.table({"GRPO": [{20: curve[20]}, two]})
+    assert "1.100 ±0.141" in text  # of 1 and 1.2
+    np_run.plot({"GRPO": [curve, curve], "dmpo": [curve, curve]}, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -108,10 +111,10 @@ def test_the_run_trains_both_methods_and_goes_on(tmp_path):
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
         assert run.stdout.count("done before") == (2 if attempt else 0)
-    folder = tmp_path / "tsp-seed0" / "steps2"
+    folder = tmp_path / "tsp-seed0-steps2"
     results = json.loads((folder / "results.json").read_text())
     for mode in ("GRPO", "grpo_dmpo_fkl"):
-        assert list(results["validations"][mode]) == ["0", "2"]
-        assert results["validations"][mode]["0"]["tsp"]["SR@1"] > 0
-        assert list(training_run.metrics(folder / mode)) == [0, 1, 2]
+        (found,) = results["validations"][mode]
+        assert list(found) == ["0", "2"] and found["0"]["tsp"]["SR@1"] > 0
+        assert list(training_run.metrics(tmp_path / "tsp-seed0" / "steps2" / mode)) == [0, 1, 2]
     assert (folder / "curves.png").exists()

@@ -112,6 +112,9 @@ def parse_np(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="MODE",
         help=f"loss modes, one run each: {BASELINE}, {', '.join(MODES)} (default: {BASELINE} grpo_dmpo_fkl)",
     )
+    parser.add_argument(
+        "--seeds", type=_positive, default=1, help="so many seeds from --seed on, with means and spread (default: 1)"
+    )
     _add_common(parser, steps=20, output="outputs/np_cpu")
     options = _checked(parser, arguments)
     options.task = list(dict.fromkeys(options.task))

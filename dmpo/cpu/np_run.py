@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..tasks.np_bench import TASKS, evaluate, make
 from . import training_run
 from .arguments import BASELINE, parse_np
@@ -24,6 +26,8 @@ _ROOT = __package__.rpartition(".")[0]
 _PROMPTS = 16  # of a step
 # Of the supervised start: instances of each task, steps, rows of a step, learning rate.
 _EXAMPLES, _STEPS, _ROWS, _RATE = 1500, 500, 32, 2e-3
+Curve = dict[int, dict[str, dict[str, float]]]
+"""By step, the figures of `np_bench.evaluate`."""
 # Instances of each task.
 _TRAIN, _VALIDATION = 400, 24
 
@@ -122,7 +126,7 @@ def overrides(mode: str, start: Path, folder: Path, steps: int, seed: int) -> li
     ]
 
 
-def curve(folder: Path) -> dict[int, dict[str, dict[str, float]]]:
+def curve(folder: Path) -> Curve:
     """The figures of `np_bench.evaluate` of every validation of the run in `folder`, by step."""
     files = {int(file.stem): file for file in (folder / "validation").glob("*.jsonl")}
     found = {}
@@ -132,22 +136,41 @@ def curve(folder: Path) -> dict[int, dict[str, dict[str, float]]]:
     return found
 
 
-def table(curves: dict[str, dict[int, dict[str, dict[str, float]]]]) -> str:
-    """A text table with a row for each task and validation."""
+def _values(curves: Sequence[Curve], step: int, task: str, name: str) -> np.ndarray:
+    """A figure of each seed."""
+    return np.array([curve[step][task][name] for curve in curves])
+
+
+def _tasks(curves: dict[str, list[Curve]]) -> list[str]:
+    first = next(iter(curves.values()))[0]
+    return [name for name in next(iter(first.values())) if name in TASKS]
+
+
+def table(curves: dict[str, list[Curve]]) -> str:
+    """A text table with a row for each run, task and validation: means over seeds and their standard deviation.
+
+    Args:
+        curves: of each mode, those of its seeds.
+    """
     rows = [["run", "task", "step", *COLUMNS]]
     for mode, found in curves.items():
-        for task in next(iter(found.values()), ()):
-            if task in TASKS:
-                rows += [
-                    [mode, task, str(step), *(f"{values[task][name]:.3f}" for name in COLUMNS)]
-                    for step, values in found.items()
-                ]
+        for task in _tasks(curves):
+            for step in found[0]:
+                row = [mode, task, str(step)]
+                for name in COLUMNS:
+                    values = _values(found, step, task, name)
+                    spread = f" ±{values.std(ddof=1):.3f}" if len(found) > 1 else ""
+                    row.append(f"{values.mean():.3f}{spread}")
+                rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
 
 
-def plot(curves: dict[str, dict[int, dict[str, dict[str, float]]]], file: Path) -> None:
-    """SR, QR and distinct solutions against training steps: a row of panels for each task, a line for each run."""
+def plot(curves: dict[str, list[Curve]], file: Path) -> None:
+    """SR, QR and distinct solutions against training steps: a row of panels for each task, a line for each mode.
+
+    Lines are means over seeds, bands go from the least to the greatest.
+    """
     from matplotlib.figure import Figure
 
     panels = {
@@ -156,14 +179,16 @@ def plot(curves: dict[str, dict[int, dict[str, dict[str, float]]]], file: Path) 
         f"Quality, best of {SAMPLES}": f"QR@{SAMPLES}",
         f"Distinct valid solutions in {SAMPLES}": f"distinct@{SAMPLES}",
     }
-    tasks = [name for name in next(iter(next(iter(curves.values())).values())) if name in TASKS]
+    tasks = _tasks(curves)
     figure = Figure(figsize=(14, 3.2 * len(tasks)), layout="constrained")
     grid = figure.subplots(len(tasks), len(panels), sharex=True, squeeze=False)
     for task, line in zip(tasks, grid, strict=True):
         for axes, (title, name) in zip(line, panels.items(), strict=True):
             for (mode, found), marker in zip(curves.items(), "osD^vP*X<>", strict=False):
-                values = [figures[task][name] for figures in found.values()]
-                axes.plot(list(found), values, marker=marker, label=mode, linewidth=2)
+                steps = list(found[0])
+                values = np.stack([_values(found, step, task, name) for step in steps])
+                axes.plot(steps, values.mean(1), marker=marker, label=mode, linewidth=2)
+                axes.fill_between(steps, values.min(1), values.max(1), alpha=0.2)
             axes.set(title=title, ylim=(0, SAMPLES if name.startswith("distinct") else 1.02))
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
@@ -178,33 +203,41 @@ def main() -> None:
     options = parse_np()
     training_run.end_like_ctrl_c()
     began = time.monotonic()
-    start = options.output / f"{'+'.join(options.task)}-seed{options.seed}"
-    folder = start / f"steps{options.steps}"
-    curves, seconds = {}, {}
+    curves: dict[str, list[Curve]] = {mode: [] for mode in options.mode}
+    seconds: dict[str, list[float]] = {mode: [] for mode in options.mode}
+    seeds = range(options.seed, options.seed + options.seeds)
+    runs = [(seed, mode) for seed in seeds for mode in options.mode]
     try:
-        start.mkdir(parents=True, exist_ok=True)
-        make_start(start, options.task, options.seed)
-        for index, mode in enumerate(options.mode, 1):
-            title = f"run {index} of {len(options.mode)}, {mode}"
-            run = folder / mode
+        for index, (seed, mode) in enumerate(runs, 1):
+            title = f"run {index} of {len(runs)}, {mode}, seed {seed}"
+            start = options.output / f"{'+'.join(options.task)}-seed{seed}"
+            start.mkdir(parents=True, exist_ok=True)
+            make_start(start, options.task, seed)
+            run = start / f"steps{options.steps}" / mode
             if options.steps in curve(run):
                 print(f"{title}: done before, {run}")
             else:
-                chosen = overrides(mode, start, run, options.steps, options.seed)
-                training_run.train(run, options.steps, chosen, title)
-            curves[mode] = curve(run)
-            seconds[mode] = training_run.seconds_per_step(run)
+                training_run.train(run, options.steps, overrides(mode, start, run, options.steps, seed), title)
+            curves[mode].append(curve(run))
+            seconds[mode].append(training_run.seconds_per_step(run))
     except KeyboardInterrupt:
         sys.exit("\nrun_np_cpu: stopped; run the same command again to go on from here")
     except training_run.TrainingFailed as error:
         sys.exit(f"{error}\nrun_np_cpu: failed; run the same command again to go on from the last checkpoint")
 
-    results = {"seed": options.seed, "validations": curves, "seconds_per_step": seconds}
+    name = f"{'+'.join(options.task)}-seed{options.seed}"
+    if options.seeds > 1:
+        name += f"-{seeds[-1]}"
+    folder = options.output / f"{name}-steps{options.steps}"
+    folder.mkdir(exist_ok=True)
+    results = {"seeds": list(seeds), "validations": curves, "seconds_per_step": seconds}
     (folder / "results.json").write_text(json.dumps(results, indent=1))
     plot(curves, folder / "curves.png")
     print(f"\n{table(curves)}\n")
-    for mode, median in seconds.items():
-        print(f"{mode}: {median:.1f} s a step (median)")
+    if options.seeds > 1:
+        print(f"means over {options.seeds} seeds ± standard deviation")
+    for mode, medians in seconds.items():
+        print(f"{mode}: {np.median(medians):.1f} s a step (median)")
     print(f"\n{folder / 'curves.png'}\n{folder / 'results.json'}\nin {(time.monotonic() - began) / 60:.1f} minutes")
 
 
