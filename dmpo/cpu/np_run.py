@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..report.text import columns
 from ..tasks.np_bench import TASKS, evaluate, make
 from . import training_run
-from .arguments import BASELINE, parse_np
+from .arguments import parse_np
 
 SAMPLES = 8
 """Responses to each instance at a validation."""
@@ -92,38 +93,24 @@ def _learn(path: Path, rows: list[dict[str, Any]], seed: int) -> None:
 
 def overrides(mode: str, start: Path, folder: Path, steps: int, seed: int) -> list[str]:
     """What a run of `mode` sets on top of `config/dmpo_cpu.yaml`."""
-    done = training_run.checkpointed_step(folder)
-    policy_loss = "actor_rollout_ref.actor.policy_loss"
-    loss = ["dmpo=recommended", f"{policy_loss}.loss_mode={mode}"]
-    if mode == BASELINE:
-        loss = [f"{policy_loss}.loss_mode=vanilla"]
+    validated = _dump(folder, training_run.checkpointed_step(folder)).exists()
     return [
-        *loss,
-        f"actor_rollout_ref.model.path={training_run.quoted(start / 'model')}",
-        f"data.train_files={training_run.quoted(start / 'data' / 'train.parquet')}",
-        f"data.val_files={training_run.quoted(start / 'data' / 'validation.parquet')}",
+        *training_run.task_overrides(
+            mode, start, folder, steps=steps, interval=INTERVAL, samples=SAMPLES, seed=seed, validated=validated
+        ),
         f"data.train_batch_size={_PROMPTS}",
         "data.max_prompt_length=384",
         "data.max_response_length=64",
-        f"data.seed={seed}",
         f"reward.custom_reward_function.path=pkg://{_ROOT}.tasks.np_bench.reward",
         "actor_rollout_ref.actor.optim.lr=3e-4",
-        "actor_rollout_ref.rollout.n=8",
-        f"actor_rollout_ref.rollout.seed={seed}",
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=4",
-        f"actor_rollout_ref.rollout.val_kwargs.n={SAMPLES}",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=1",
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
-        f"trainer.rollout_data_dir={training_run.quoted(folder / 'rollouts')}",
-        f"trainer.validation_data_dir={training_run.quoted(folder / 'validation')}",
-        f"trainer.val_before_train={str(not (folder / 'validation' / f'{done}.jsonl').exists()).lower()}",
-        f"trainer.val_only={str(done >= steps).lower()}",
-        f"trainer.test_freq={INTERVAL}",
-        f"trainer.save_freq={INTERVAL}",
-        f"trainer.total_epochs={steps}",
         "trainer.project_name=np_cpu",
-        f"trainer.experiment_name={mode}",
     ]
+
+
+def _dump(folder: Path, step: int) -> Path:
+    """The validation of the run in `folder` after `step` steps."""
+    return folder / "validation" / f"{step}.jsonl"
 
 
 def curve(folder: Path) -> Curve:
@@ -162,8 +149,7 @@ def table(curves: dict[str, list[Curve]]) -> str:
                     spread = f" ±{values.std(ddof=1):.3f}" if len(found) > 1 else ""
                     row.append(f"{values.mean():.3f}{spread}")
                 rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+    return columns(rows)
 
 
 def plot(curves: dict[str, list[Curve]], file: Path) -> None:
@@ -214,7 +200,7 @@ def main() -> None:
             start.mkdir(parents=True, exist_ok=True)
             make_start(start, options.task, seed)
             run = start / f"steps{options.steps}" / mode
-            if options.steps in curve(run):
+            if _dump(run, options.steps).exists():
                 print(f"{title}: done before, {run}")
             else:
                 training_run.train(run, options.steps, overrides(mode, start, run, options.steps, seed), title)

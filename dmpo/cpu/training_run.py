@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
+from .arguments import BASELINE
+
 # Set in the environment of a run and inherited by all that it starts, Ray's and vLLM's processes included.
 _MARK = "DMPO_TRAINING_RUN"
 
@@ -79,6 +81,47 @@ def _read_metrics(file: Path) -> dict[int, dict[str, Any]]:
             entry = json.loads(line)
             steps.setdefault(entry["step"], {}).update(entry["data"])
     return steps
+
+
+def task_overrides(
+    mode: str, start: Path, folder: Path, *, steps: int, interval: int, samples: int, seed: int, validated: bool
+) -> list[str]:
+    """What the runs of `mode` on every task set on top of `config/dmpo_cpu.yaml`.
+
+    Args:
+        mode: a DMPO loss mode, trained with our recommendation, or `BASELINE`.
+        start: folder with `model` and `data`.
+        folder: of the run.
+        steps: training steps in all.
+        interval: steps between validations, and checkpoints.
+        samples: responses to each prompt at a validation.
+        seed: of data and rollouts.
+        validated: whether the last checkpoint has had its validation.
+    """
+    policy_loss = "actor_rollout_ref.actor.policy_loss"
+    loss = ["dmpo=recommended", f"{policy_loss}.loss_mode={mode}"]
+    if mode == BASELINE:
+        loss = [f"{policy_loss}.loss_mode=vanilla"]
+    return [
+        *loss,
+        f"actor_rollout_ref.model.path={quoted(start / 'model')}",
+        f"data.train_files={quoted(start / 'data' / 'train.parquet')}",
+        f"data.val_files={quoted(start / 'data' / 'validation.parquet')}",
+        f"data.seed={seed}",
+        "actor_rollout_ref.rollout.n=8",
+        f"actor_rollout_ref.rollout.seed={seed}",
+        f"actor_rollout_ref.rollout.val_kwargs.n={samples}",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        f"trainer.rollout_data_dir={quoted(folder / 'rollouts')}",
+        f"trainer.validation_data_dir={quoted(folder / 'validation')}",
+        f"trainer.val_before_train={str(not validated).lower()}",
+        f"trainer.val_only={str(checkpointed_step(folder) >= steps).lower()}",
+        f"trainer.test_freq={interval}",
+        f"trainer.save_freq={interval}",
+        f"trainer.total_epochs={steps}",
+        f"trainer.experiment_name={mode}",
+    ]
 
 
 def train(folder: Path, steps: int, overrides: list[str], title: str) -> None:

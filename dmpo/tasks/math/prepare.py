@@ -2,20 +2,20 @@
 
 import argparse
 import collections
-import contextlib
 import hashlib
 import json
-import os
 import random
 import re
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...files import replacing
+from ...report.text import columns
 from .sources import EVALUATION, OWN, TRAINING, MissingField, Question, Source
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def prepare(options: argparse.Namespace) -> None:
         "samples": options.samples,
         "seed": options.seed,
     }
-    with _replacing(options.out / "manifest.json") as partial:
+    with replacing(options.out / "manifest.json") as partial:
         partial.write_text(json.dumps(manifest, indent=1) + "\n")
     print(f"\n{_table(prepared.values())}\n")
     for name in (*files, "manifest.json"):
@@ -274,21 +274,10 @@ def _sample(training: Sequence[Prepared], samples: int | None, seed: int) -> Non
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     import datasets
 
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         datasets.Dataset.from_list(rows).to_parquet(str(partial))
     content = json.dumps(rows, sort_keys=True, ensure_ascii=False).encode()
     return {"rows": len(rows), "sha256_of_rows": hashlib.sha256(content).hexdigest()}
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when it is complete, or leaves it as it was."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _progress(items: Any, title: str) -> Any:
@@ -304,13 +293,7 @@ def _table(sources: Iterable[Prepared]) -> str:
         for p in sources
         for c in [p.counts]
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [header, *rows]
-    )
+    return columns([header, *rows], left=1)
 
 
 def _local(text: str) -> tuple[str, Path]:

@@ -136,9 +136,12 @@ class Task(ABC):
     def solve(self, instance: Instance, time_limit: float = 60.0) -> Reference:
         """The best answer that can be found in `time_limit` seconds. Needs the extra `np`."""
 
-    @abstractmethod
     def canonical(self, instance: Instance, answer: Any) -> str:
-        """Equal for two valid answers if and only if they are the same solution."""
+        """Equal for two valid answers if and only if they are the same solution.
+
+        As it is here, for answers that are sets; other tasks have their own.
+        """
+        return str(sorted(answer))
 
     @abstractmethod
     def trivial(self, instance: Instance) -> Any:

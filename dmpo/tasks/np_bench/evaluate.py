@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...report.metrics import best_of_k, pass_at_k, powers_of_two
+from ...report.text import columns
 from . import CATEGORIES, TASKS, content_hash
 from .reward import compute_score
 
@@ -116,11 +117,7 @@ def table(result: dict[str, dict[str, float]]) -> str:
     for row, figures in result.items():
         counts = [str(int(figures[name])) for name in ("instances", "samples")]
         lines.append([row, *counts, *(f"{figures[name]:.3f}" for name in names[2:])])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-        for line in lines
-    )
+    return columns(lines, left=1)
 
 
 def plot(result: dict[str, dict[str, float]], path: Path) -> None:

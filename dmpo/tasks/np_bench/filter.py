@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...files import replacing
+from ...report.text import columns
 from .base import content_hash
 from .evaluate import Malformed, read
 from .reward import compute_score
@@ -98,13 +99,12 @@ def keep(options: argparse.Namespace) -> dict[tuple[str, str], list[int]]:
     known = rollouts(dumps(options.rollouts))
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = options.out.with_name(f".{options.out.name}.{os.getpid()}")
     try:
-        try:
-            data = parquet.ParquetFile(options.data)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{options.data}: {error}") from error
-        with data, parquet.ParquetWriter(partial, data.schema_arrow) as writer:
+        data = parquet.ParquetFile(options.data)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{options.data}: {error}") from error
+    with data, replacing(options.out) as partial:
+        with parquet.ParquetWriter(partial, data.schema_arrow) as writer:
             for batch in data.iter_batches(ROW_GROUP):
                 stays = [_stays(row, known, counts, options) for row in _infos(batch, options.data)]
                 table = pyarrow.Table.from_batches([batch], data.schema_arrow)
@@ -115,9 +115,6 @@ def keep(options: argparse.Namespace) -> dict[tuple[str, str], list[int]]:
                 f"{options.data}: none of {data.metadata.num_rows} instances, {seen} of them with rollouts, lies "
                 f"within [{options.min}, {options.max}]; nothing was written"
             )
-        partial.replace(options.out)
-    finally:
-        partial.unlink(missing_ok=True)
     return dict(counts)
 
 
@@ -149,8 +146,7 @@ def table(counts: dict[tuple[str, str], list[int]]) -> str:
     lines = [["task", "level", "instances", "with rollouts", "kept", "kept %"]]
     for name, (number, seen, kept) in [*sorted(counts.items()), (("all", ""), total)]:
         lines.append([*name, str(number), str(seen), str(kept), f"{100 * kept / number:.0f}"])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return columns(lines, left=len(lines[0]))
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -211,9 +211,6 @@ class VertexSetTask(GraphTask):
         solver.run(time_limit)
         return solver.reference(self, instance, [v for v, variable in enumerate(chosen) if solver.value(variable)])
 
-    def canonical(self, instance: Instance, answer: Any) -> str:
-        return str(sorted(answer))
-
     def trivial(self, instance: Instance) -> Any:
         return [0] if self.maximise else list(range(instance["vertices"]))
 

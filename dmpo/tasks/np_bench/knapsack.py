@@ -51,9 +51,6 @@ class Knapsack(Task):
         solver.run(time_limit)
         return solver.reference(self, instance, [item for item, taken in enumerate(chosen) if solver.value(taken)])
 
-    def canonical(self, instance: Instance, answer: Any) -> str:
-        return str(sorted(answer))
-
     def trivial(self, instance: Instance) -> Any:
         """The first items, as many as fit."""
         weights = accumulate(weight for weight, _ in instance["items"])

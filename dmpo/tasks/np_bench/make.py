@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ...files import replacing
+from ...report.text import columns
 from . import LEVELS, TASKS, Instance, Reference, Rng, content_hash
 from .pictures import png
 from .reward import ground_truth
@@ -243,17 +245,12 @@ def write_parquet(path: Path, data: Iterable[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     left = iter(data)
-    try:
-        first = pyarrow.Table.from_pylist(list(islice(left, ROW_GROUP)))
-        with parquet.ParquetWriter(partial, first.schema) as writer:
-            writer.write_table(first)
-            while group := list(islice(left, ROW_GROUP)):
-                writer.write_table(pyarrow.Table.from_pylist(group, first.schema))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    first = pyarrow.Table.from_pylist(list(islice(left, ROW_GROUP)))
+    with replacing(path) as partial, parquet.ParquetWriter(partial, first.schema) as writer:
+        writer.write_table(first)
+        while group := list(islice(left, ROW_GROUP)):
+            writer.write_table(pyarrow.Table.from_pylist(group, first.schema))
 
 
 def _versions() -> dict[str, str]:
@@ -290,8 +287,7 @@ def _table(items: Sequence[Item], references: dict[str, dict[str, Any]], images:
                 *(f"{sum(seconds) / len(seconds):.1f}", f"{max(seconds):.1f}"),
             ]
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return columns(lines, left=len(lines[0]))
 
 
 def _number(text: str) -> int:

@@ -59,9 +59,6 @@ class SetCover(Task):
         solver.run(time_limit)
         return solver.reference(self, instance, [number for number, taken in enumerate(chosen) if solver.value(taken)])
 
-    def canonical(self, instance: Instance, answer: Any) -> str:
-        return str(sorted(answer))
-
     def trivial(self, instance: Instance) -> Any:
         return list(range(len(instance["sets"])))
 

@@ -53,9 +53,6 @@ class SubsetSum(Task):
         solver.run(time_limit)
         return solver.reference(self, instance, [place for place, taken in enumerate(chosen) if solver.value(taken)])
 
-    def canonical(self, instance: Instance, answer: Any) -> str:
-        return str(sorted(answer))
-
     def trivial(self, instance: Instance) -> Any:
         """The first numbers, as many as do not exceed the target; seldom valid."""
         sums = accumulate(instance["numbers"])
