@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from . import toy_report, toy_task, training_run
@@ -22,10 +23,11 @@ INTERVAL = 12
 def make_start(folder: Path, seed: int) -> Path:
     """Data and warm-started model in `folder`, unless they are there; returns the model's folder."""
     model = folder / "model"
+    if not (folder / "prompts.parquet").exists():
+        toy_task.write_parquet(folder / "prompts.parquet")
     if not model.exists():
         from . import toy_model
 
-        toy_task.write_parquet(folder / "prompts.parquet")
         with training_run.complete_or_absent(model) as partial:
             toy_model.warm_start(partial, seed)
     return model
@@ -76,21 +78,26 @@ def overrides(mode: str, start: Path, folder: Path, steps: int, seed: int) -> li
     ]
 
 
+def train(folder: Path, steps: int, overrides: Callable[[], list[str]], title: str) -> None:
+    """Train to the last validation, unless that is there, and keep the time that all attempts took."""
+    clock = folder / "seconds"
+    if toy_report.read_validation(folder / "validation" / f"{steps}.jsonl", SAMPLES) is not None:
+        print(f"{title}: done before, {folder}")
+        return
+    before = float(clock.read_text()) if clock.exists() else 0.0
+    began = time.monotonic()
+    try:
+        training_run.train(folder, steps, overrides(), title)
+    finally:
+        clock.write_text(str(before + time.monotonic() - began))
+
+
 def run(mode: str, start: Path, folder: Path, steps: int, seed: int, title: str) -> toy_report.Curve:
     """Train with `mode` to its last validation, unless that is there, and read the run's results."""
-    clock = folder / "seconds"
-    if toy_report.read_validation(folder / "validation" / f"{steps}.jsonl", SAMPLES) is None:
-        before = float(clock.read_text()) if clock.exists() else 0.0
-        began = time.monotonic()
-        try:
-            training_run.train(folder, steps, overrides(mode, start, folder, steps, seed), title)
-        finally:
-            clock.write_text(str(before + time.monotonic() - began))
-    else:
-        print(f"{title}: done before, {folder}")
+    train(folder, steps, lambda: overrides(mode, start, folder, steps, seed), title)
     curve = toy_report.read_curve(folder / "validation", SAMPLES)
     curve.seconds_per_step = training_run.seconds_per_step(folder)
-    curve.seconds = float(clock.read_text())
+    curve.seconds = float((folder / "seconds").read_text())
     return curve
 
 

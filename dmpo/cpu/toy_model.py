@@ -90,13 +90,13 @@ def answer_log_prob(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tenso
 
 
 class Answers:
-    """Every answer "a+b" to every number, to ask a model how likely it is to give each."""
+    """Every answer "a+b" to every number, after the text `before`, to ask a model how likely it is to give each."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, before: str = "") -> None:
         digits = range(10)
         pairs = [(number, f"{a}+{b}") for number in toy_task.NUMBERS for a in digits for b in digits]
         asked = [[{"role": "user", "content": toy_task.prompt(number)}] for number, _ in pairs]
-        self.ids, self.mask = encode(tokenizer, asked, [answer for _, answer in pairs])
+        self.ids, self.mask = encode(tokenizer, asked, [before + answer for _, answer in pairs])
         self.pad = tokenizer.pad_token_id
         self.right = torch.tensor([answer in toy_task.answers(number) for number, answer in pairs]).view(-1, 100)
 
@@ -107,11 +107,19 @@ class Answers:
         return (prob * self.right).sum(-1).mean().item(), prob[self.right].min().item()
 
 
-def warm_start(path: Path, seed: int = 0, accuracy: float = 0.25, rarest: float = 1e-3, max_steps: int = 2000) -> None:
+def warm_start(
+    path: Path,
+    seed: int = 0,
+    accuracy: float = 0.25,
+    rarest: float = 1e-3,
+    max_steps: int = 2000,
+    before: str = "",
+) -> None:
     """Train a new model until it gives a right answer with probability `accuracy` and save it with its tokenizer.
 
     It learns from answers of which 80 % are right, all right ones equally often, and 20 % arbitrary, and stops long
     before it has learnt all that they can teach. Each right answer must then have at least the probability `rarest`.
+    Every answer comes after the text `before`.
 
     Raises:
         RuntimeError: not reached within `max_steps`.
@@ -120,7 +128,7 @@ def warm_start(path: Path, seed: int = 0, accuracy: float = 0.25, rarest: float 
     torch.set_num_threads(1)  # so small a model gains nothing from more, and on a busy machine they wait for each other
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
-    every = Answers(tokenizer)
+    every = Answers(tokenizer, before)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     weight = 0.8 * every.right / every.right.sum(-1, keepdim=True) + 0.2 / 100
 
