@@ -149,4 +149,12 @@ def of_task(task: str) -> list[Setting]:
 
 def verdict() -> list[Setting]:
     """The settings that are run through verl."""
-    return [GRPO, replace(PUBLISHED, name="published, cut", cut=True), OURS, PUBLISHED]
+    return [
+        GRPO,
+        replace(PUBLISHED, name="published, cut", cut=True),
+        OURS,
+        PUBLISHED,
+        _term("forward_kl", 0.5, "1/4", "keep_solved"),
+        replace(GRPO, name="entropy 0.1", family="entropy", entropy=0.1),
+        _term("js", 4, "1/4", "keep_solved"),
+    ]
