@@ -3,7 +3,8 @@
     python scripts/experiment_cpu.py grid                     # every setting, seconds a run
     python scripts/experiment_cpu.py grid --only GRPO --seeds 1
     python scripts/experiment_cpu.py verl                     # those that matter, minutes a run
-    python scripts/experiment_cpu.py report                   # tables and pictures of what is there
+    python scripts/experiment_cpu.py report                   # tables and pictures of outputs/experiment
+    python scripts/experiment_cpu.py report --output docs/results    # of the runs in docs/results.md
 
 Run a command again to go on where it was interrupted: runs that are done are not done again. What came out is in
 docs/results.md.
@@ -41,6 +42,13 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
             continue
         runs[key(run["task"], run["identity"], run["seed"], run["steps"])] = run
     return runs
+
+
+def write(file: Path, run: dict[str, Any]) -> None:
+    """Add a finished run, its curve to five decimals."""
+    curve = [{name: round(value, 5) for name, value in point.items()} for point in run["curve"]]
+    with file.open("a") as results:
+        results.write(json.dumps({**run, "seconds": round(run["seconds"], 1), "curve": curve}) + "\n")
 
 
 def run_one(task: str, setting: Any, seed: int, steps: int, output: Path) -> dict[str, Any]:
@@ -83,12 +91,11 @@ def grid(options: argparse.Namespace) -> None:
     print(f"{len(wanted)} runs to do, {len(done)} in {file}")
     for task, seed in dict.fromkeys((task, seed) for task, _, seed, _ in wanted):
         tasks.TASKS[task](options.output / "start" / f"{task}-seed{seed}", seed)
-    with ProcessPoolExecutor(options.jobs) as pool, file.open("a") as results:
+    with ProcessPoolExecutor(options.jobs) as pool:
         running = [pool.submit(run_one, *run, options.output) for run in wanted]
         try:
             for future in tqdm(as_completed(running), "runs", len(running), mininterval=1):
-                results.write(json.dumps(future.result()) + "\n")
-                results.flush()
+                write(file, future.result())
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -111,9 +118,7 @@ def verl(options: argparse.Namespace) -> None:
     print(f"{len(wanted)} runs to do, {len(runs) - len(wanted)} of them done before")
     for index, (seed, setting) in enumerate(wanted, 1):
         title = f"run {index} of {len(wanted)}, {setting.name}, seed {seed}"
-        result = through_verl.run(setting, options.output, seed, title, steps)
-        with file.open("a") as results:
-            results.write(json.dumps(result) + "\n")
+        write(file, through_verl.run(setting, options.output, seed, title, steps))
 
 
 def report(options: argparse.Namespace) -> None:
